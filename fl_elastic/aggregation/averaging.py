@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import CheckpointError, SettingError
 
+# Rounds until which early models are forgotten sooner than the decay says.
 _WARM_UP = 10
 
 

@@ -16,6 +16,7 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role, Weights
 from fl_elastic.update.partial import PackedDeltas
 
+# Number of rounds whose sizes say what is usual.
 _ROUNDS = 5
 # With fewer contributors a single one could shift what is usual; the usual size may then only double per round.
 _GROWTH = 2.0

@@ -14,6 +14,7 @@ from fl_elastic.errors import CheckpointError
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
+# Factor by which the weight of a round falls with each later one.
 _MEMORY = 0.95
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -19,18 +17,16 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.losses import class_scores, classification_loss
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy, policies
 from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_report
-from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES, Probe
-from fl_elastic.planning.importance.base import Scores
-from fl_elastic.planning.importance.fidelity import Fidelity, measure_fidelity
+from fl_elastic.planning.importance import IMPORTANCES
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.estimate import estimated_modes
 from fl_elastic.profiling.memory import CODE_BYTES
 from fl_elastic.profiling.profile import profile_key
 from fl_elastic.profiling.store import load_or_measure
 from fl_elastic.registry import first_line
-from fl_elastic.training import SelectionState
+from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured
-from fl_elastic.training.planner import CHANNEL_SCORE, with_channels, worth_for
+from fl_elastic.training.planner import Planner
 
 
 @dataclass(frozen=True)
@@ -119,103 +115,70 @@ def planned(
         ) from None
     # On a device, the process of a fit has not yet loaded the code that this process has loaded to measure.
     costs = replace(costs, code_bytes=CODE_BYTES)
-    maker = _Requests(model, costs, batches, budget, importance, seed)
-    asked[policy].refuse_misfit(costs)
-    check_feasible(maker.request_for(asked[policy]))
+    scores: dict[str, SelectionState] = {}
+
+    def begun(each: Policy) -> Planner:
+        options = TrainerOptions(importance=importance, timing=Timing(closed_loop=False), seed=seed)
+        return planner_of(model, costs, batches, budget, each, options, scores)
+
     tell(f"scoring, and planning by {policy}{', and timing steps' if measure else ''}")
-    request, measured, chosen = _chosen(maker, asked[policy], measure=measure)
+    planner = begun(asked[policy])
+    request = planner.request()
+    check_feasible(request)
+    measured, chosen = _chosen(planner, request, model, batches[0], measure=measure)
     reports: list[CostReport | RefusedPolicy] = []
     for number, name in enumerate(sorted(asked), start=1):
         tell(f"policy {name}, {number} of {len(asked)}")
-        own = name == policy
-        reports.append(cost_report(request, chosen) if own else _report(maker, name, asked[name]))
+        if name == policy:
+            reports.append(cost_report(request, chosen))
+            continue
+        try:
+            other = begun(asked[name]).request()
+            reports.append(cost_report(other, asked[name].plan(other)))
+        except (BudgetError, PlanError) as error:
+            reports.append(RefusedPolicy(name, str(error)))
     return Planned(costs, request, measured, chosen, tuple(reports))
 
 
-class _Requests:
-    """Makes the request of each policy with the importance that it uses; no measurement is made twice."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        profile: CostProfile,
-        batches: Sequence[Batch],
-        budget: Budget,
-        importance: str,
-        seed: int,
-    ) -> None:
-        self.model, self.batches = model, batches
-        self._profile, self._budget = profile, budget
-        self._importance, self._seed = importance, seed
-        self._states: dict[str, SelectionState] = {}
-        self._fidelity: Fidelity | None = None
-        self._found: dict[type, Any] = {}
-
-    def request_for(self, policy: Policy) -> PlanRequest:
-        """Return the request for ``policy``, with a random generator of its own."""
-        return PlanRequest(
-            profile=self._profile,
-            budget=self._budget,
-            importance=self._worth_for(policy),
-            fidelity=self._known_fidelity() if policy.needs.fidelity else None,
-            generator=np.random.default_rng(self._seed),
-        )
-
-    def with_channels(self, policy: Policy, plan: Plan) -> Plan:
-        """Return the plan with the channels of its groups chosen, so that it can be trained."""
-        score = CHANNEL_SCORES.make(policy.needs.channel_score or CHANNEL_SCORE)
-        return with_channels(
-            plan, self._profile.graph, lambda: score, lambda: self._probe(score.batches_needed)
-        )
-
-    def _worth_for(self, policy: Policy) -> Scores:
-        name = policy.needs.own_importance or self._importance
-        if name not in self._states:
-            score, state = IMPORTANCES.make(name), SelectionState()
-            state.fit_to(self._profile.group_names)
-            state.absorb(score.score(self._probe(score.batches_needed)))
-            self._states[name] = state
-        return worth_for(policy, self._states[name], self._profile)
-
-    def _known_fidelity(self) -> Fidelity | None:
-        known = self._profile.modes
-        if self._fidelity is None and known is not None:
-            self._fidelity = measure_fidelity(
-                self.model, classification_loss, self.batches[-1], self._profile.graph, known.modes
-            )
-        return self._fidelity
-
-    def _probe(self, batches: int) -> Probe:
-        if batches > len(self.batches):
-            raise PlanError(f"a score asks for {batches} batches, {len(self.batches)} are there")
-        return Probe(
-            self.model, classification_loss, self._profile.graph.groups, self.batches, sgd,
-            np.random.default_rng(self._seed), self._found,
-        )  # fmt: skip
+def planner_of(
+    model: nn.Module,
+    costs: CostProfile,
+    batches: Sequence[Batch],
+    budget: Budget,
+    policy: Policy,
+    options: TrainerOptions,
+    scores: dict[str, SelectionState],
+) -> Planner:
+    """Return a planner with this policy that has begun a fit; ``scores`` keeps each importance for the others."""
+    state = scores.setdefault(
+        policy.needs.own_importance or str(options.importance), SelectionState()
+    )
+    planner = Planner(
+        model, classification_loss, policy=policy, budget=budget, options=options, state=state,
+        optimizer=lambda: sgd(model.parameters()),
+    )  # fmt: skip
+    planner.begin(costs, 1, batches)
+    if state.scores:
+        planner.measure_fidelity(batches[-1])
+    else:
+        planner.measure_importance(batches)
+    return planner
 
 
 def _chosen(
-    maker: _Requests, policy: Policy, *, measure: bool
-) -> tuple[PlanRequest, MeasuredPlan | None, Plan]:
-    request = maker.request_for(policy)
+    planner: Planner, request: PlanRequest, model: nn.Module, batch: Batch, *, measure: bool
+) -> tuple[MeasuredPlan | None, Plan]:
+    """Return the policy's plan, and its times if they are measured, which may correct it."""
+    policy = planner.policy
     if not measure:
-        return request, None, policy.plan(request)
+        return None, policy.plan(request)
 
     def time_it(plan: Plan) -> MeasuredPlan:
-        ready = maker.with_channels(policy, plan)
-        return measure_plan(maker.model, classification_loss, maker.batches[0], sgd, ready)
+        ready = planner.with_channels(plan)
+        return measure_plan(model, classification_loss, batch, sgd, ready)
 
     measured = plan_measured(policy, request, time_it)
-    return request, measured, measured.plan
-
-
-def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | RefusedPolicy:
-    request = maker.request_for(policy)
-    try:
-        policy.refuse_misfit(request.profile)
-        return cost_report(request, policy.plan(request))
-    except (BudgetError, PlanError) as error:
-        return RefusedPolicy(name, str(error))
+    return measured, measured.plan
 
 
 def _modes(asked: Iterable[Policy]) -> list[Mode]:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, CheckpointError
 from fl_elastic.flower.incremental_grid import incremental
+from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
-    as_record,
     averaged,
     averaged_in,
     collect,
@@ -184,7 +184,7 @@ class Checkpointed(Strategy):
         read = self.strategy.config.read if isinstance(self.strategy, PartialUpdates) else "none"
         reads = places_of(found.arrays) or "last"
         chosen = read in ("none", reads) or (read != "last" and not Reading.parse(read).places)
-        if not chosen and not places_of({name: each.numpy() for name, each in begun.items()}):
+        if not chosen and not places_of(as_arrays(begun)):
             _LOG.warning(
                 "the head of this checkpoint reads %s and goes on doing so: read=%r has no effect now. "
                 "Use another directory, or resume=False, to start afresh",
@@ -251,7 +251,7 @@ class Checkpointed(Strategy):
         had_model = isinstance(guard, dict) and guard.get("had_model") is True
         if not isinstance(strategy, PartialUpdates) or not had_model:
             return
-        before = Checkpoint(0, {n: each.numpy() for n, each in begun.items()}, Archive({}, {}), ())
+        before = Checkpoint(0, as_arrays(begun), Archive({}, {}), ())
         path = _path(self.directory, found.server_round - 1)
         try:
             if path.exists():
@@ -301,18 +301,18 @@ def load_checkpoint(directory: str | Path, expected: ArrayRecord) -> Checkpoint 
     CheckpointError
         If the checkpoint holds another model than ``expected``, or none of the files can be read.
     """
-    damaged = []
+    damaged, model = [], as_arrays(expected)
     for path in _files(Path(directory)):
         try:
             found = _read(path, _most_bytes(expected))
         except (OSError, ValueError) as error:
             damaged.append(f"{path.name}: {error}")
             continue
-        if not _is_of(found.arrays, {n: each.numpy() for n, each in expected.items()}):
+        if not _is_of(found.arrays, model):
             raise CheckpointError(
                 f"checkpoint {path} holds another model; use another directory or delete it"
             )
-        if _base(found.arrays) != _base({n: each.numpy() for n, each in expected.items()}):
+        if _base(found.arrays) != _base(model):
             raise CheckpointError(
                 f"checkpoint {path} is of a model with another frozen base: load the pretrained weights that the "
                 "run began with, use another directory or delete it"

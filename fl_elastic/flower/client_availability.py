@@ -13,9 +13,13 @@ import numpy as np
 
 from fl_elastic.claims import outer
 
+# Number of a node's last answering times that are kept.
 _REMEMBERED = 5
+# Patience as a multiple of the fleet's usual answering time, and of the node's own.
 _FLEETS, _OWN = 10.0, 3.0
+# Number of silent rounds in a row after which a node is not waited for.
 _UNAWAITED = 2
+# Most rounds between two messages to a silent node.
 _LONGEST_PAUSE = 32
 
 

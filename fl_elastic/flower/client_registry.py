@@ -29,9 +29,13 @@ from fl_elastic.update import Manifest, PartialUpdate
 
 _LOG = logging.getLogger("fl_elastic")
 _UNKNOWN = "unknown"
+# Seconds for which answers about capabilities are awaited.
 _PATIENCE_SECONDS = 120.0
+# Most rounds between two questions to a node that does not say what it can do.
 _LONGEST_PAUSE = 64
+# Most groups whose importance is kept while the model's groups are not known.
 _MOST_GROUPS = 10_000
+# Weight of the old value in the moving average of the fleet's importance.
 _KEEP_IMPORTANCE = 0.7
 _Task = TypeVar("_Task", bound=RoundTask)
 # Factor by which learning rates shrink when they turn out to be too large, and the smallest total factor.

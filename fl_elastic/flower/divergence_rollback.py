@@ -13,8 +13,11 @@ from flwr.app import ArrayRecord
 
 from fl_elastic.update.manifest import WeightDict
 
+# Number of rounds whose losses are remembered.
 _REMEMBERED = 5
+# Share of the first round's loss that is added to what counts as a jump.
 _MARGIN = 0.1
+# Factor and lower bound of the rate limit at rollbacks, and good rounds after which it grows again.
 _SHRINK, _LEAST, _RECOVERY = 0.5, 0.25, 10
 
 

@@ -17,6 +17,7 @@ from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.update import Manifest
 
 _LOG = logging.getLogger("fl_elastic")
+# Rounds between two decisions about a moving cut if the head is not solved for again and again.
 _EVERY = 5
 # Share and least number of the fastest clients that are asked; of all clients one in this many may lie.
 _ASKED_SHARE = 1 / 3

@@ -19,9 +19,8 @@ FORGET_AFTER = 5
 """Number of rounds after which a late reply is no longer looked for."""
 # Node id under which Flower's SuperLink answers in place of nodes.
 _SUPERLINK = 1
-_SHORTEST_WAIT = 0.02
-_LONGEST_WAIT = 0.5
-_BACK_OFF = 1.5
+# Seconds between two looks for replies: at first, at the most, and the factor by which they grow.
+_SHORTEST_WAIT, _LONGEST_WAIT, _BACK_OFF = 0.02, 0.5, 1.5
 
 
 class Interrupted(Exception):

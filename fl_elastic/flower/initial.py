@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import ArrayRecord
 from torch import nn
 
-from fl_elastic.flower.strategy_state import as_record
+from fl_elastic.flower.records import as_record
 from fl_elastic.update import Manifest, weights_of
 
 

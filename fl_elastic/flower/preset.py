@@ -16,6 +16,7 @@ from fl_elastic.flower.round_config import Deadline, RoundConfig
 
 # Flower's own logger, which a server app shows.
 _LOG = logging.getLogger("flwr")
+# Learning rate of the server optimiser that the preset chooses.
 _RATE = 1.5
 
 

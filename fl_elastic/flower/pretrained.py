@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
+from fl_elastic.flower.records import as_arrays
 from fl_elastic.update import Manifest
 
 
@@ -19,13 +20,13 @@ def trained_before(arrays: ArrayRecord) -> bool:
 
     Examples
     --------
-    >>> from fl_elastic.flower.strategy_state import as_record
+    >>> from fl_elastic.flower.records import as_record
     >>> trained_before(as_record({"norm.weight": np.ones(3), "norm.bias": np.zeros(3)}))
     False
     >>> trained_before(as_record({"norm.weight": np.array([1.1, 0.9, 1.0])}))
     True
     """
-    weights = {name: array.numpy() for name, array in arrays.items()}
+    weights = as_arrays(arrays)
     means = [each for name, each in weights.items() if name.endswith("running_mean")]
     if means:
         return any(np.any(each) for each in means)

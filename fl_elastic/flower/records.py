@@ -96,17 +96,28 @@ class EvaluateReply:
     left_out: str = ""
 
 
-def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
-    """Return the content of a ``train`` or ``evaluate`` message to a client.
+def as_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return the arrays as one of Flower's records."""
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
-    Scalars of ``config`` are passed on; ``NumPyClient`` admits no lists. ``server-round`` is passed under its new
-    and its legacy spelling.
-    """
+
+def as_arrays(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    """Return the arrays of one of Flower's records."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def single_values(config: ConfigRecord) -> dict[str, Any]:
+    """Return the settings that a ``NumPyClient`` can read: no lists, and ``server-round`` under both spellings."""
+    values: dict[str, Any] = {k: v for k, v in config.items() if not isinstance(v, list)}
+    if "server-round" in values:
+        values["server_round"] = values["server-round"]
+    return values
+
+
+def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
+    """Return the content of a ``train`` or ``evaluate`` message to a client, with `single_values` of ``config``."""
     prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
-    scalars: dict[str, Any] = {k: v for k, v in config.items() if not isinstance(v, list)}
-    if "server-round" in scalars:
-        scalars["server_round"] = scalars["server-round"]
-    scalars[PACKED] = True
+    scalars = {**single_values(config), PACKED: True}
     arrays = ArrayRecord({"0": _as_array(np.frombuffer(packed, dtype=np.uint8))})
     return RecordDict({f"{prefix}.parameters": arrays, f"{prefix}.config": ConfigRecord(scalars)})
 

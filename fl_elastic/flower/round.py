@@ -20,8 +20,8 @@ from fl_elastic.update.frame import checksum
 from fl_elastic.update.manifest import Role, WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
-_LONGEST = 500
-_NAMED = 5
+# Characters of a reason in a log line, and nodes that a line names.
+_LONGEST, _NAMED = 500, 5
 
 
 @dataclass(eq=False)

@@ -29,8 +29,8 @@ LARGEST_BELIEVED = 100.0
 """Factor of the median client's mean squares above which a client's numbers are not used."""
 # An example weighs at most as much as this number of usual ones.
 _LARGER = 3.0
-_MOST_ASKED = 16
-_SHOWN = 8
+# Most clients that are asked about places, and places whose errors are logged.
+_MOST_ASKED, _SHOWN = 16, 8
 
 
 def asked_of(messages: Sequence[Message]) -> list[Message]:

@@ -26,8 +26,11 @@ from fl_elastic.flower.records import (
     EXAMPLES,
     LOSS,
     EvaluateReply,
+    as_arrays,
+    as_record,
     check_status,
     checked_weight,
+    single_values,
     weight_of,
 )
 from fl_elastic.flower.records import read_evaluate_reply as read_own_evaluate_reply
@@ -105,21 +108,15 @@ class StockClients:
         """
         content: dict[str, Any] = {}
         if self.kinds[node] != _LISTS:
-            arrays = {name: Array(np.asarray(array)) for name, array in weights.items()}
-            content |= {keys[0]: ArrayRecord(arrays), keys[1]: config}
+            content |= {keys[0]: as_record(weights), keys[1]: config}
         if self.kinds[node] not in (_RECORDS, _SUPPOSED):
             prefix = _PREFIXES[kind]
-            scalars: dict[str, Any] = {
-                key: value for key, value in config.items() if not isinstance(value, list)
-            }
-            if "server-round" in scalars:
-                scalars["server_round"] = scalars["server-round"]
             listed = {
                 str(place): Array("", (), "numpy.ndarray", ndarray_to_bytes(np.asarray(array)))
                 for place, array in enumerate(weights.values())
             }
             content[f"{prefix}.parameters"] = ArrayRecord(listed)
-            content[f"{prefix}.config"] = ConfigRecord(scalars)
+            content[f"{prefix}.config"] = ConfigRecord(single_values(config))
         return RecordDict(content)
 
     def update(
@@ -194,7 +191,7 @@ class StockClients:
                 self.kinds[node] = _LISTS
             else:
                 (record,) = content.array_records.values()
-                arrays = {name: array.numpy() for name, array in record.items()}
+                arrays = as_arrays(record)
                 (sent,) = content.metric_records.values()
                 metrics = {str(name): value for name, value in sent.items()}
                 examples = _examples(metrics, weight_key)

@@ -30,6 +30,7 @@ from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.preset import Settings, for_pretrained, for_untrained
 from fl_elastic.flower.pretrained import fresh_statistics, trained_before
+from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.reply_merger import ReplyMerger
 from fl_elastic.flower.round import (
     Round,
@@ -41,7 +42,6 @@ from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
-    as_record,
     averaged,
     own_settings,
     tested,
@@ -70,7 +70,9 @@ from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import FROZEN_BASE, Role, WeightDict, places_of
 
 _LOG = logging.getLogger("fl_elastic")
+# Seconds to wait for answers besides training if a round has no deadline.
 _PATIENCE_SECONDS = 3600.0
+# Deadline of the preset: the time in which a quarter of the devices can train everything.
 _QUARTER = Deadline(quantile=0.25)
 
 
@@ -565,7 +567,7 @@ class PartialUpdates(Strategy):
         return found
 
     def _remember(self, arrays: ArrayRecord, version: int) -> Manifest:
-        weights = {name: array.numpy() for name, array in arrays.items()}
+        weights = as_arrays(arrays)
         self._base = {name: weights.pop(name) for name in (FROZEN_BASE,) if name in weights}
         return self._keep(weights, version)
 

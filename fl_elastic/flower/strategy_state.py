@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -25,6 +25,7 @@ from fl_elastic.flower.kept_values import (
     state_of,
     to_fact,
 )
+from fl_elastic.flower.records import as_record
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.state.archive import Archive
 from fl_elastic.state.codec import from_archive, to_archive
@@ -46,11 +47,6 @@ class Remembering(Protocol):
 
     def restore(self, state: Any) -> None:
         """Restore what `to_state` returned."""
-
-
-def as_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return the arrays as one of Flower's records."""
-    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
 def own_settings(config: ConfigRecord | None) -> ConfigRecord:

@@ -23,6 +23,7 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.parts import Masks, outer_mask
 
+# Fewest held-out samples by which candidates are compared.
 _LEAST_SAMPLES = 8
 _WAYS = "start the learner without latent replay to take part"
 

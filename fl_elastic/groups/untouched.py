@@ -93,6 +93,26 @@ def preserved_rng() -> Iterator[None]:
 
 
 @contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Allow train and eval modes to be changed inside the block; they are restored on leaving it.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Dropout()).train()
+    >>> with modes_kept(model):
+    ...     _ = model.eval()
+    >>> model[0].training
+    True
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def repeated_rng(model: nn.Module) -> Iterator[None]:
     """Make every forward pass inside the block draw the same random numbers.
 

@@ -17,7 +17,7 @@ from fl_elastic.groups.forward import call_model, channels_last
 from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.torch_private import is_observed, spared_group_norms
-from fl_elastic.groups.untouched import RngState
+from fl_elastic.groups.untouched import RngState, modes_kept
 from fl_elastic.ops.inference import fold, foldable_pairs
 from fl_elastic.ops.watched import Watched, is_watching, watched
 from fl_elastic.registry import first_line
@@ -169,10 +169,9 @@ class SplitModel:
                     f"a forward hook on {name!r}, below the cut at {self.cut.module!r}, would miss most batches: "
                     "remove it if nothing uses what it sees"
                 )
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
         try:
-            with torch.no_grad():
+            with modes_kept(self.model), torch.no_grad():
+                self.model.eval()
                 before = Attributes.of(self.model)
                 whole = call_model(self.model, inputs)
                 # Whatever the model creates at its first pass exists from here on.
@@ -199,8 +198,6 @@ class SplitModel:
             ) from error
         finally:
             self._value = 0.0
-            for module, mode in modes:
-                module.training = mode
         if not all(_alike(whole, each) for each in parts):
             raise ModelError(
                 f"the model gives other outputs when it is run from its cut at {self.cut.module!r} on"

@@ -20,11 +20,12 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask, Seconds
 
-_RECOSTINGS = 4
-_SLACK = 0.01
-_ALLOWANCES = 6
-_NEAR = 0.9
-_FILLED = 2
+# Knapsacks that are solved with the slack of the one before, and the share of the time that is no slack worth one.
+_RECOSTINGS, _SLACK = 4, 0.01
+# Numbers of steps that are tried if fewer, costlier steps may pay; how near a first guess must come to the best
+# plan's worth; and how many of those are filled up.
+_ALLOWANCES, _NEAR, _FILLED = 6, 0.9, 2
+# Resolution of the knapsack, and of those that only find a price.
 _FINE, _COARSE = 4096, 512
 # Up to this many groups every choice is tried; more are possible if the memory need not be computed for each.
 _FEW, _MORE_WITHOUT_MEMORY = 8, 4

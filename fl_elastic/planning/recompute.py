@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 from fl_elastic.groups import Mode
 from fl_elastic.profiling.memory import step_memory
 
+# Largest share of all kept bytes that one recomputed block may keep.
 _LARGEST_SHARE = 0.25
-_MOST_BLOCKS = 14
-_MOST_TRIED = 48
+# Most blocks of which every subset is considered, and subsets that are tried with a plan.
+_MOST_BLOCKS, _MOST_TRIED = 14, 48
 
 
 @dataclass(frozen=True)

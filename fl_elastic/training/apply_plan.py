@@ -18,6 +18,7 @@ from fl_elastic.groups.torch_private import (
     uncompiled,
 )
 from fl_elastic.groups.trainable import flags_kept, trainable
+from fl_elastic.groups.untouched import modes_kept
 from fl_elastic.optimizers import moves_by_gradient
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StepGuard
@@ -261,23 +262,21 @@ def held_in_eval(model: nn.Module, norms: Sequence[nn.Module] | None = None) -> 
     norms : sequence of nn.Module, optional
         The norms to hold; by default all that have statistics.
     """
-    modes = [(module, module.training) for module in model.modules()]
     if norms is None:
         norms = [each for each in model.modules() if isinstance(each, NormWithStatistics)]
     before = [(norm, norm.__dict__.get("train")) for norm in norms]
-    for norm in norms:
-        norm.eval()
-        # An instance attribute shadows the method, so that model.train() does not change this module.
-        norm.__dict__["train"] = _StaysInEval(norm)
-    try:
-        yield
-    finally:
-        for norm, shadow in before:
-            norm.__dict__.pop("train", None)
-            if shadow is not None:
-                norm.__dict__["train"] = shadow
-        for module, mode in modes:
-            module.training = mode
+    with modes_kept(model):
+        for norm in norms:
+            norm.eval()
+            # An instance attribute shadows the method, so that model.train() does not change this module.
+            norm.__dict__["train"] = _StaysInEval(norm)
+        try:
+            yield
+        finally:
+            for norm, shadow in before:
+                norm.__dict__.pop("train", None)
+                if shadow is not None:
+                    norm.__dict__["train"] = shadow
 
 
 class _StaysInEval:

@@ -8,14 +8,20 @@ from collections import deque
 
 from fl_elastic.planning import Plan
 
-_WINDOW = 20
+# Steps whose median is the present step time, and the steps of an estimated profile's first look at it.
+_WINDOW, _FIRST_LOOK = 20, 3
+# Relative error of a step time below which no new plan is made.
 _TOLERANCE = 0.02
+# A new plan is made only if it saves this many times the time of making it.
+_WORTH_A_PLAN = 4.0
+# Full steps are timed in the last so many steps before each time at which they are due.
 _SAMPLES = 5
-_FIRST_LOOK = 3
+# Share of the training time that timed full steps may take: of a measured profile, and of an estimated one.
 _REFERENCE_SHARE, _ESTIMATED_SHARE = 0.02, 0.125
-_MOST = 0.9
-_HALF = 0.5
-_TIMES_ITS_COST = 4.0
+# Under a deadline a step counts as this quantile of the step times.
+_SLOW_QUANTILE = 0.9
+# Share of its first step's time for which a speed-up pays for that step, since it holds on average.
+_PAYS_FOR_ONE = 0.5
 
 
 class BudgetControl:
@@ -206,7 +212,7 @@ class BudgetControl:
             affordable = math.floor(unspent / plan.predicted_step_seconds + 1e-9)
         if self._relative and self.steps == 0:
             # A speed-up holds on average, so the time that choosing took does not cost a short fit its only step.
-            paid = self._allowed_seconds >= _HALF * plan.predicted_step_seconds
+            paid = self._allowed_seconds >= _PAYS_FOR_ONE * plan.predicted_step_seconds
             affordable = max(affordable, int(paid))
         return max(affordable if self._open_ended else min(left, affordable), 0)
 
@@ -237,7 +243,7 @@ class BudgetControl:
         missed = abs(measured - allowed) * (self.requested_steps - self.steps)
         misses = (
             abs(measured / allowed - 1) > _TOLERANCE
-            and missed > _TIMES_ITS_COST * self.planning_seconds
+            and missed > _WORTH_A_PLAN * self.planning_seconds
             and abs(wanted / self.correction - 1) > _TOLERANCE
         )
         return wanted if misses else None
@@ -254,7 +260,7 @@ class BudgetControl:
 
     def _ninth_of_ten(self) -> float:
         ordered = sorted(self._recent)
-        return ordered[math.ceil(_MOST * len(ordered)) - 1]
+        return ordered[math.ceil(_SLOW_QUANTILE * len(ordered)) - 1]
 
     def _measured(self) -> float | None:
         needed = _FIRST_LOOK if self._early else _WINDOW

@@ -209,8 +209,5 @@ def under_every_name(model: nn.Module, counts: Counter[str]) -> Counter[str]:
     >>> sorted(under_every_name(nn.Sequential(layer, layer), Counter({"0.weight": 3})).items())
     [('0.weight', 3), ('1.weight', 3)]
     """
-    named = (*model.named_parameters(), *model.named_buffers())
-    names = ModelState.of(model).names
-    return Counter(
-        {name: counts[first] for first, each in named for name in names.get(id(each), ())}
-    )
+    names = ModelState.of(model).by_module_name
+    return Counter({name: counts[first] for first in counts for name in names[first]})

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
 
+# Factor by which one fit corrects a part of an estimate at most, up or down.
 _MOST_SCALE = 2.0
+# Largest number of passes above a cut that stand for one pass of everything.
 _MOST_PASSES = 16
 
 

@@ -33,6 +33,7 @@ from fl_elastic.training.report import ForwardReport
 
 _LOG = logging.getLogger("fl_elastic")
 _Said = TypeVar("_Said")
+# Examples by which stored features are compared with those of the present prefix.
 _FEW = 2
 # What torch raises when a part of a model, or of a batch, does not fit.
 _MISFITS = (RuntimeError, ValueError, TypeError, IndexError)

@@ -19,6 +19,7 @@ from fl_elastic.groups.batch import CountExamples, as_pair, is_ignored
 from fl_elastic.groups.forward import outputs_and_loss, scores_of, to_device
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.loss_settings import example_counter, is_summed, weight_in_mean
+from fl_elastic.groups.untouched import modes_kept
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.loader import check_loader
 
@@ -153,16 +154,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     A recurrent model may hold a state from batch to batch: it is used inside the block, and put back afterwards.
     """
-    modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
-    model.eval()
-    try:
-        with torch.no_grad():
+    with modes_kept(model), torch.no_grad():
+        model.eval()
+        try:
             yield
-    finally:
-        held.put_back()
-        for module, mode in modes:
-            module.training = mode
+        finally:
+            held.put_back()
 
 
 def _right_examples(outputs: object, targets: object) -> Tensor | None:

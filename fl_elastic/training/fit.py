@@ -35,7 +35,9 @@ from fl_elastic.training.report import StepLog
 from fl_elastic.training.step import TrainingStep
 
 _LOG = logging.getLogger("fl_elastic")
+# Share of a full step's time from which on a plan's step can stand in for a timed full step.
 _NEARLY_FULL = 0.9
+# Share of all weights' optimiser time from which on a plan's optimiser step says how slow the optimiser is.
 _TELLING_SHARE = 0.25
 
 
@@ -253,7 +255,10 @@ class Fit:
                 self._read()
                 if interrupted:
                     break
-            control.spent += log.finish(tensors, step.finish)
+            started = log.clock()
+            if step.finish():
+                log.count(tensors)
+            control.spent += log.since(started)
             moved = self._moved(statistics)
             log.tensor_steps.update(dict.fromkeys(moved, control.steps - steps_before))
 
@@ -264,11 +269,13 @@ class Fit:
         control, log, step, forward = self.control, self.log, self.step, self.step.forward
         before = 0.0 if forward is None else forward.prefix_seconds
         computed = 0 if forward is None else forward.computed
-        seconds, whole = log.step(batch, plan, step.take)
-        # Only now: the step has refused a batch whose targets are no classes of the model.
-        log.weights.append(weight_in_mean(step.loss_fn, batch[1], self._stream.counting))
+        started = log.clock()
+        loss = step.take(batch)
+        seconds, whole = log.step(batch, plan, loss, started)
         if step.stepped:
             log.count(tensors, step.moved)
+        # Only now: the step has refused a batch whose targets are no classes of the model.
+        log.weights.append(weight_in_mean(step.loss_fn, batch[1], self._stream.counting))
         log.seconds += self.loading
         seconds += self.loading
         # Filling a cache makes the first epoch longer; the budget counts the average time of a step.

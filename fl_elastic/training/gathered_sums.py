@@ -20,8 +20,8 @@ from fl_elastic.training.sums_size import held_out
 
 NONE_COUNTS = "no target counts: every class is one that is ignored"
 """Error message for data without a target that counts."""
-_AT_ONCE = 256
-_MOST_AT_ONCE = 4096
+# Rows that are collected before a product is computed, and most rows of one product.
+_AT_ONCE, _MOST_AT_ONCE = 256, 4096
 # If inputs have many rows each, at least this many inputs are held out, each with the rows that give the same sums.
 _INPUTS = 20
 _Kept: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]

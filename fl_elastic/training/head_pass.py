@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -42,7 +43,6 @@ def head_sums(
     model: nn.Module,
     loader: Iterable[Batch],
     *,
-    seconds: float = float("inf"),
     running: Callable[[Batch], AbstractContextManager[None]] | None = None,
     together: int = 1,
     loss_fn: LossFn | None = None,
@@ -62,8 +62,6 @@ def head_sums(
     loader : iterable of batches
         Targets are classes, of the output's shape without C, where -100 or the loss's ``ignore_index`` is ignored,
         or numbers of the output's shape; several labels per example are given as numbers 0 and 1.
-    seconds : float
-        No batch is begun after this many seconds; the sums then cover a part of the data.
     running : callable, optional
         Returns the context in which the model runs on a batch; if left out, it runs as it is.
     together : int
@@ -87,7 +85,7 @@ def head_sums(
     ('weight', 4, [1.0, 2.0, 1.0])
     """
     return sums_and_inputs(
-        model, loader, seconds=seconds, running=running, together=together, loss_fn=loss_fn
+        model, loader, seconds=math.inf, running=running, together=together, loss_fn=loss_fn
     )[0]
 
 
@@ -100,7 +98,10 @@ def sums_and_inputs(
     together: int = 1,
     loss_fn: LossFn | None = None,
 ) -> tuple[HeadSums, int | None]:
-    """Return what `head_sums` does, and the number of inputs in the sums; None if these are all of the loader's."""
+    """Return what `head_sums` does, and the number of inputs in the sums; None if these are all of the loader's.
+
+    No batch is begun after ``seconds``; the sums then cover a part of the data.
+    """
     gathered, inputs = GatheredSums(), 0
 
     def take(rows: LayerRows, keys: list[int]) -> None:
@@ -116,7 +117,7 @@ def sums_apart(
     model: nn.Module,
     loader: Iterable[Batch],
     *,
-    seconds: float = float("inf"),
+    seconds: float = math.inf,
     loss_fn: LossFn | None = None,
     clip: float | None = None,
 ) -> tuple[HeadSums, HeadSums]:
@@ -128,7 +129,7 @@ def sums_apart(
     Parameters
     ----------
     model, loader, seconds, loss_fn
-        See `head_sums`.
+        See `sums_and_inputs`.
     clip : float, optional
         Features are divided by this length, and an example's features that are longer are scaled down to it. An
         example that comes again is not counted again.

@@ -15,7 +15,6 @@ from torch import nn
 from fl_elastic.budget import Budget, sendable
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode
-from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.optimizers import shadow_of
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.importance import IMPORTANCES, Probe
@@ -32,16 +31,23 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("fl_elastic")
-_MOST_OF_TIME, _HALF = 0.15, 0.5
+# Largest share of a fit's time, or of the steps that a probe serves, that one probe may take.
+_PROBE_SHARE = 0.15
+# Under a speed-up, largest share of one fit's time; and under a deadline, largest share of it for all choosing.
+_FIT_SHARE, _CHOOSING_SHARE = 0.5, 0.5
 # A later probe may take this share of the time of all steps since the last one. Until it may, earlier scores and
 # the importance read from steps suffice.
-_MOST_FOR_LATER_PROBES = 0.01
-_STEPS_THAT_TELL = 2
-_MOST_FOR_A_PLAN, _FORGOTTEN = 0.05, 0.9
+_LATER_PROBE_SHARE = 0.01
+# Steps that read the importance of what they train: one moves the weights, the next one's gradients score the move.
+_STEPS_THAT_SCORE = 2
+# Largest share of a deadline that making a plan may take, and of its time what a fit without a plan remembers.
+_PLANNING_SHARE, _KEPT_PLANNING_TIME = 0.05, 0.9
+# Kinds of modes whose update holds the whole group, so that a later plan of the fit may train any part of it.
 _SEND_ALL = ("full", "filtered")
+# Distinguishes the generator of full updates from the policy's.
 _FULL_UPDATES = 0xDEE9
-CHANNEL_SCORE = "fisher"
-"""Default score by which channels are chosen in a group that is trained by channels."""
+# Score by which channels are chosen if the policy names none.
+_CHANNEL_SCORE = "fisher"
 
 
 class Planner:
@@ -106,7 +112,7 @@ class Planner:
     @cached_property
     def channel_score(self) -> ChannelScore:
         """The score by which channels are chosen in a group that is trained by channels."""
-        return CHANNEL_SCORES.make(self.policy.needs.channel_score or CHANNEL_SCORE)
+        return CHANNEL_SCORES.make(self.policy.needs.channel_score or _CHANNEL_SCORE)
 
     @property
     def parameters(self) -> list[str]:
@@ -201,7 +207,7 @@ class Planner:
         """
         if not (self.policy.needs.importance and self.state.probe_due()):
             return False
-        if self.probe_seconds > _MOST_OF_TIME * left_seconds:
+        if self.probe_seconds > _PROBE_SHARE * left_seconds:
             return False
         if self.policy.needs.own_importance is not None:
             return not self._choosing_takes_too_long
@@ -232,14 +238,14 @@ class Planner:
         costs = self._known_costs()
         examples = costs.key.rows
         passes = self.batches_needed + examples * any(takes_examples)
-        return passes * costs.full_step_seconds > _HALF * deadline
+        return passes * costs.full_step_seconds > _CHOOSING_SHARE * deadline
 
     def _another_probe_is_earned(self) -> bool:
         """Return whether one more probe costs little compared with all steps since the last one."""
         full = self._known_costs().full_step_seconds
         allowed = self.budget.allowed_step_seconds(full, self.requested_steps)
         since = self.state.steps_since_probe * min(allowed, full)
-        return self.probe_seconds <= _MOST_FOR_LATER_PROBES * since
+        return self.probe_seconds <= _LATER_PROBE_SHARE * since
 
     def _can_pay_for_probe(self) -> bool:
         """Return whether a probe fits the memory and leaves most of the time; otherwise known scores must do."""
@@ -251,10 +257,10 @@ class Planner:
             return True
         probe, steps = self.probe_seconds, self.requested_steps
         if self.budget.deadline is not None or not self.state.known:
-            return probe <= _MOST_OF_TIME * allowed * steps
+            return probe <= _PROBE_SHARE * allowed * steps
         # A speed-up holds over many fits, and a probe serves all steps until the next probe.
         served = max(steps, self.state.probe_every)
-        return probe <= min(_HALF * steps, _MOST_OF_TIME * served) * allowed
+        return probe <= min(_FIT_SHARE * steps, _PROBE_SHARE * served) * allowed
 
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
         """Probe the importance of every group; return whether importance has drifted."""
@@ -307,7 +313,7 @@ class Planner:
         If sending is limited, later plans of a fit train parts of what the first one trains, because the update
         contains everything that any of them trained.
         """
-        first, request = self._first_plan, self._request(correction)
+        first, request = self._first_plan, self.request(correction)
         if first is not None and any(each.runs_part for each in first.transforms):
             # What a step runs is also what is sent, so it does not change within a fit.
             return first
@@ -315,7 +321,7 @@ class Planner:
             request = replace(request, importance=request.importance * first.mask)
         plan = self.policy.plan(request)
         self.based_on = self._basis(correction)
-        plan = self._with_channels(plan if first is None else _part_of(first, plan, request))
+        plan = self.with_channels(plan if first is None else _part_of(first, plan, request))
         if first is not None:
             chosen = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
             return replace(_choosing(plan, chosen), sending_seconds=first.sending_seconds)
@@ -364,7 +370,7 @@ class Planner:
         steps, basis = (1, "everything, in turn") if due else self._rather_everything()
         if not steps:
             return None
-        request = self._request(1.0)
+        request = self.request(1.0)
         mask = self._longest_left_out(request)
         if mask is None:
             # The policy raises the error.
@@ -385,11 +391,11 @@ class Planner:
             return 0, ""
         if self.learns_from_steps and not self.state.scores and not self._can_pay_for_probe():
             # No importance is known, and only full steps can measure it.
-            return _STEPS_THAT_TELL * self.options.accumulate, "everything, to learn its worth"
+            return _STEPS_THAT_SCORE * self.options.accumulate, "everything, to learn its worth"
         planning, deadline = self.state.planning_seconds, self.budget.deadline
-        if deadline and planning > _MOST_FOR_A_PLAN * deadline:
+        if deadline and planning > _PLANNING_SHARE * deadline:
             # Shrink the remembered time, so that planning is tried again some day.
-            self.state.planning_seconds = _FORGOTTEN * planning
+            self.state.planning_seconds = _KEPT_PLANNING_TIME * planning
             return 1, "everything, as choosing takes too long"
         return 0, ""
 
@@ -397,17 +403,18 @@ class Planner:
         """Return the plan that trains only the head, or ``plan`` if the policy cannot train less."""
         if not self.policy.reduces_uplink:
             return plan
-        request = self._request(1.0)
+        request = self.request(1.0)
         self.based_on = "the head, as choosing took all of the time"
         return request.plan_of_mask("head", request.head_mask())
 
-    def _with_channels(self, plan: Plan) -> Plan:
-        return with_channels(
-            plan,
-            self._known_costs().graph,
-            lambda: self.channel_score,
-            self._probe_now,
-        )
+    def with_channels(self, plan: Plan) -> Plan:
+        """Return the plan with its groups' channels chosen; without a probe if the policy chose all of them."""
+        pairs = zip(plan.groups, plan.modes, strict=True)
+        if not any(mode.kind == "channels" and g.name not in plan.channels for g, mode in pairs):
+            return plan
+        graph = self._known_costs().graph
+        scores = self.channel_score.once(self._probe_now(), graph)
+        return _choosing(plan, {**choose_channels(plan.modes, graph, scores), **plan.channels})
 
     def _probe_now(self) -> Probe:
         """Return the probe of the last importance measurement with its results; a new one if steps followed it."""
@@ -449,7 +456,7 @@ class Planner:
     def _everything_fits(self, correction: float) -> bool:
         """Return whether all groups fit; cached per costs and pace, because it is asked after every step."""
         if self._fits_at_pace is None or self._fits_at_pace[0] != correction:
-            request = self._request(correction)
+            request = self.request(correction)
             everything = np.ones(len(request.profile), dtype=bool)
             self._fits_at_pace = correction, request.fits(everything)
         return self._fits_at_pace[1]
@@ -481,14 +488,15 @@ class Planner:
         ]
         return shadow_of(self._optimizer(), zip(own, parameters, strict=True))
 
-    def _request(self, correction: float) -> PlanRequest:
+    def request(self, correction: float = 1.0) -> PlanRequest:
+        """Return what the policy is asked, at the measured pace."""
         costs = self._known_costs()
         # A policy that cannot send less than everything reports itself when sending everything takes too long.
         budget = sendable(self.budget) if self.policy.reduces_uplink else self.budget
         return PlanRequest(
             profile=costs,
             budget=budget,
-            importance=worth_for(self.policy, self.state, costs),
+            importance=_worth_for(self.policy, self.state, costs),
             steps=self.requested_steps,
             correction=correction,
             fidelity=self._fidelity,
@@ -507,7 +515,7 @@ def _relative_to(costs: CostProfile, whole: CostProfile, budget: Budget) -> Budg
     return replace(budget, speedup=max(speedup, 1.0))
 
 
-def worth_for(policy: Policy, state: SelectionState, costs: CostProfile) -> Scores:
+def _worth_for(policy: Policy, state: SelectionState, costs: CostProfile) -> Scores:
     """Return the groups' worth to ``policy`` now; without the exploration bonus if it has its own importance."""
     if policy.needs.own_importance is not None or not policy.needs.importance:
         return np.nan_to_num(state.measured) if state.names else np.zeros(len(costs))
@@ -529,20 +537,6 @@ def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
         return part
     chosen = {name: channels for name, channels in plan.channels.items() if name in trained}
     return part.having(replace(layers, channels=chosen))
-
-
-def with_channels(
-    plan: Plan,
-    graph: BackwardGraph,
-    score: Callable[[], ChannelScore],
-    probe: Callable[[], Probe],
-) -> Plan:
-    """Return the plan with its groups' channels chosen; without a probe if the policy chose all of them."""
-    pairs = zip(plan.groups, plan.modes, strict=True)
-    if not any(mode.kind == "channels" and g.name not in plan.channels for g, mode in pairs):
-        return plan
-    chosen = choose_channels(plan.modes, graph, score().once(probe(), graph))
-    return _choosing(plan, {**chosen, **plan.channels})
 
 
 def _choosing(plan: Plan, channels: Mapping[str, tuple[int, ...]]) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -52,27 +52,17 @@ class StepLog:
         self._whole_batch = whole_batch
         self._whole_seconds: list[float] = []
 
-    def step(self, batch: Batch, plan: Plan, take: Callable[[Batch], float]) -> tuple[float, bool]:
-        """Take one step, or one batch of it; return its seconds and whether its batch was whole."""
-        started = self.clock()
-        self.losses.append(take(batch))
+    def step(self, batch: Batch, plan: Plan, loss: float, started: float) -> tuple[float, bool]:
+        """Note the end of a step, or of one batch of it; return its seconds and whether its batch was whole."""
         self._stepped = self.clock()
         seconds = self._stepped - started
+        self.losses.append(loss)
         whole = batch_shape(batch) == self._whole_batch
         if whole:
             self._whole_seconds.append(seconds)
         self.seconds += seconds
         self.predicted_seconds += plan.predicted_step_seconds
         return seconds, whole
-
-    def finish(self, tensors: Mapping[str, nn.Parameter], take: Callable[[], bool]) -> float:
-        """Take the step that accumulated gradients still wait for; return its seconds."""
-        started = self.clock()
-        if take():
-            self.count(tensors)
-        self._stepped = self.clock()
-        self.seconds += self._stepped - started
-        return self._stepped - started
 
     def count(self, tensors: Mapping[str, nn.Parameter], parts: Collection[int] = ()) -> None:
         """Count a step for the tensors that have a gradient, or whose id is in ``parts``."""
@@ -82,7 +72,11 @@ class StepLog:
 
     def after_step(self) -> float:
         """Count the loop's time since the end of the step, and return it."""
-        seconds = self.clock() - self._stepped
+        return self.since(self._stepped)
+
+    def since(self, started: float) -> float:
+        """Count the time since ``started`` as that of steps, and return it."""
+        seconds = self.clock() - started
         self.seconds += seconds
         return seconds
 

@@ -15,6 +15,7 @@ from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.request import NO_MEMORY, PolicyMemory
 from fl_elastic.state.archive import Kind
 
+# Largest gap between two probes, as a multiple of the usual one.
 _LONGEST_GAP = 8
 SELECTION = Kind("fl_elastic.selection", 2)
 """Kind of the archives that hold a `SelectionState`."""

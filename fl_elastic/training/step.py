@@ -28,7 +28,9 @@ from fl_elastic.training.apply_plan import plan_guards
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
+# Steps of a plan whose optimiser is timed.
 _TIMED = 5
+# Number of the step at which a group that no gradient has reached counts as without importance.
 _TELLING = 2
 # Number of weights whose change is computed at once. The change of a whole big layer would need new memory, which
 # takes longer than the step; parts fit the cache.

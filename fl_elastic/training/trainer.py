@@ -1,4 +1,22 @@
-"""The trainer: measure, choose, train, hold the budget, return what changed."""
+"""The trainer: measure, choose, train, hold the budget, return what changed.
+
+Who calls whom in one fit::
+
+    ElasticTrainer.fit              refuses what cannot train; restores everything if the fit fails
+      FitBatches.read               batches.py: the first batches, and how many steps are asked for
+      FitStart                      fit_start.py: a copy of what the fit may change
+      _fit
+        costs_for                   costs.py: the known cost profile, or an estimate
+        Planner.begin               planner.py: these costs, steps and what is left of the budget
+        TrainingStep, BudgetControl step.py, budget_control.py: take a step; say for how many the budget pays
+        Fit.run                     fit.py: phase by phase
+          _phases                     Planner asks the policy for a plan, and when to choose again
+          _train                      apply_plan.py: everything outside the plan is frozen
+            _take_step                TrainingStep.take, timed by StepLog, counted by BudgetControl
+        _take_over                  keeps the costs, the scores and the changes that the fit has shown
+      FitReport                     report.py
+    ElasticTrainer.update           changes.py: the deltas of what was trained
+"""
 
 from __future__ import annotations
 
@@ -147,8 +165,7 @@ class ElasticTrainer:
     @property
     def may_train(self) -> list[str]:
         """Names of the parameters that the last fit could choose among, without those kept from training."""
-        names = Counter(dict.fromkeys(self.planner.parameters, 1))
-        return [name for name, counts in under_every_name(self.model, names).items() if counts]
+        return list(under_every_name(self.model, Counter(self.planner.parameters)))
 
     def fit(self, loader: Iterable[Batch], epochs: int = 1) -> FitReport:
         """Train for ``epochs`` passes over ``loader``, or for as many steps as the budget pays for.

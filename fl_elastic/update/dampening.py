@@ -167,12 +167,11 @@ def dampening(
     everything: SquaredGradients,
     *,
     alpha: float | None = None,
-    strength: float = 1.0,
 ) -> dict[str, _Floats]:
     r"""Return the factor by which each weight is to be multiplied, 1 for most.
 
     With mean squares :math:`I_f` and :math:`I_D`, a weight with :math:`I_f > \alpha I_D` is multiplied by
-    :math:`\min(1, \lambda I_D / I_f)`. Since all examples contain the forgotten ones, :math:`I_f / I_D` is at most
+    :math:`\min(1, I_D / I_f)`. Since all examples contain the forgotten ones, :math:`I_f / I_D` is at most
     their number over that of the forgotten ones.
 
     Parameters
@@ -182,8 +181,6 @@ def dampening(
         including these.
     alpha : float, optional
         Above 0. A smaller value forgets more and damages more of the rest. By default `alpha_by_share` computes it.
-    strength : float
-        :math:`\lambda`, above 0.
 
     Raises
     ------
@@ -197,11 +194,8 @@ def dampening(
     >>> dampening(few, SquaredGradients({"weight": np.float32([8.0, 4.0])}, 4))["weight"].tolist()
     [0.25, 1.0]
     """
-    for name, number in {"alpha": 1.0 if alpha is None else alpha, "strength": strength}.items():
-        if not isinstance(number, numbers.Real) or not 0 < number < math.inf:
-            raise UpdateError(
-                f"{name} {number!r} must be above 0 and finite: give a number such as 3.0"
-            )
+    if alpha is not None and not (isinstance(alpha, numbers.Real) and 0 < alpha < math.inf):
+        raise UpdateError(f"alpha {alpha!r} must be above 0 and finite: give a number such as 3.0")
     most = everything.examples / forgotten.examples
     if alpha is None:
         if most <= 1:
@@ -220,7 +214,7 @@ def dampening(
     for name, squares in forgotten.sums.items():
         own, of_all = squares / forgotten.examples, everything.sums[name] / everything.examples
         selected = own > alpha * of_all
-        shrunk = np.minimum(strength * of_all / np.where(selected, own, 1.0), 1.0)
+        shrunk = np.minimum(of_all / np.where(selected, own, 1.0), 1.0)
         factors[name] = np.where(selected, shrunk, 1.0).astype(np.float32)
     return factors
 

@@ -20,6 +20,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, policies
 from fl_elastic.planning.importance.channel_scores import FisherChannels
 from fl_elastic.profiling import load_profile, profile_model
+from fl_elastic.training import Timing, TrainerOptions
 
 MODELS = """
 import torch
@@ -129,11 +130,12 @@ def test_all_plans_that_are_timed_share_one_fisher_pass(monkeypatch: pytest.Monk
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
     batch, policy = planned.random_batch((3, 8, 8), 4, 10), POLICIES.make("tinytrain")
     costs = profile_model(model, classification_loss, batch, optimizer_fn=planned.sgd)
-    requests = planned._Requests(model, costs, [batch], Budget(), "elastic", 0)
-    everything = POLICIES.make("full").plan(requests.request_for(policy))
+    options = TrainerOptions(timing=Timing(closed_loop=False))
+    planner = planned.planner_of(model, costs, [batch] * 2, Budget(), policy, options, {})
+    everything = POLICIES.make("full").plan(planner.request())
     for count, share in ((2, 1 / 2), (1, 1 / 4)):
         modes = Mode.FULL, Mode.channels(share, "out")
-        ready = requests.with_channels(policy, replace(everything, modes=modes, transforms=()))
+        ready = planner.with_channels(replace(everything, modes=modes, transforms=()))
         assert len(ready.channels["0"]) == count
     assert len(passes) == 1
 

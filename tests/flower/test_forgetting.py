@@ -532,7 +532,7 @@ def test_a_node_that_always_wants_something_else_forgotten_is_heard_ever_more_ra
 
 
 def test_tied_weights_are_dampened_under_each_of_their_names() -> None:
-    from fl_elastic.methods.dampening.forget import under_every_name
+    from fl_elastic.methods.dampening.forget import split_over_names
 
     torch.manual_seed(0)
     first = nn.Linear(6, 6)
@@ -541,7 +541,7 @@ def test_tied_weights_are_dampened_under_each_of_their_names() -> None:
     everything = squared_gradients(model, classification_loss, loader)
     few = squared_gradients(model, classification_loss, loader[:1])
     factors = dampening(
-        under_every_name(model, few), under_every_name(model, everything), alpha=1.5
+        split_over_names(model, few), split_over_names(model, everything), alpha=1.5
     )
     assert set(factors) == {"0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"}
     np.testing.assert_array_equal(factors["0.weight"], factors["2.weight"])

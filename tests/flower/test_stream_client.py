@@ -15,9 +15,8 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.app import elastic_client_app
-from fl_elastic.flower.records import ERROR, PACKED
+from fl_elastic.flower.records import ERROR, PACKED, as_record
 from fl_elastic.flower.strategy import PartialUpdates
-from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.flower.tasks.cut_worth import RateCuts
 from fl_elastic.flower.tasks.forgetting import MeasureLoss, SumSquaredGradients

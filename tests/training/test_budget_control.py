@@ -241,13 +241,13 @@ def test_the_log_counts_steps_losses_and_times() -> None:
 
     log = clock_of(0.0, 1.0, 5.0, 8.0, 10.0, 12.0, 20.0, 20.5)
     whole, part = (torch.zeros(4, 2), None), (torch.zeros(3, 2), None)
-    losses = iter([3.0, 2.0, 1.0, 0.5])
     plan = plan_of(0.7)
     stepped, passed_by = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
     stepped.grad = torch.ones(1)
     results = []
-    for batch, names in [(whole, ["a"]), (whole, ["a", "b"]), (whole, ["b"]), (part, ["b"])]:
-        results.append(log.step(batch, plan, lambda _: next(losses)))
+    steps = [(whole, ["a"], 3.0), (whole, ["a", "b"], 2.0), (whole, ["b"], 1.0), (part, ["b"], 0.5)]
+    for batch, names, loss in steps:
+        results.append(log.step(batch, plan, loss, started=log.clock()))
         log.weights.append(len(batch[0]))
         log.count(dict.fromkeys(names, stepped) | {"c": passed_by})
     assert results == [(1.0, True), (3.0, True), (2.0, True), (0.5, False)]

@@ -160,11 +160,11 @@ def squares_with(
     everything = seen.standing_for(max(examples, seen.examples))
     if forgotten is not None:
         everything = everything + forgotten
-        forgotten = under_every_name(model, forgotten)
-    return under_every_name(model, everything), forgotten
+        forgotten = split_over_names(model, forgotten)
+    return split_over_names(model, everything), forgotten
 
 
-def under_every_name(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
+def split_over_names(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
     """Return the squares of a tied parameter under each of its names: a server does not know that it is tied.
 
     Each name gets an equal share, so that an example's squares still add up to one.
@@ -184,7 +184,6 @@ def dampen(
     everything: SquaredGradients,
     *,
     alpha: float | None = None,
-    strength: float = 1.0,
 ) -> dict[str, int]:
     """Shrink weights that matter more to the forgotten examples than to all; return their number by tensor.
 
@@ -198,8 +197,6 @@ def dampen(
         For the examples to be forgotten, and for all examples of the training, including these.
     alpha : float, optional
         Factor by which a weight must matter more; by default derived from the share of examples to be forgotten.
-    strength : float
-        Multiplier of the factor by which a selected weight shrinks, see `dampening`; larger values keep more of it.
 
     Raises
     ------
@@ -224,7 +221,7 @@ def dampen(
             n not in parameters or tuple(parameters[n].shape) != s.shape for n, s in sums.items()
         ):
             raise UpdateError("these squared gradients are of another model: its parameters differ")
-    factors = dampening(forgotten, everything, alpha=alpha, strength=strength)
+    factors = dampening(forgotten, everything, alpha=alpha)
     with torch.no_grad():
         for name, factor in factors.items():
             parameter = parameters[name]
@@ -239,7 +236,6 @@ def forget(
     everything: Iterable[Batch],
     *,
     alpha: float | None = None,
-    strength: float = 1.0,
 ) -> dict[str, int]:
     """Make a model forget some of its training examples, without training; return shrunk weights by tensor.
 
@@ -248,6 +244,4 @@ def forget(
     little for examples that resemble many others, which a model trained without them would know as well.
     """
     few = squared_gradients(model, loss_fn, forgotten)
-    return dampen(
-        model, few, squared_gradients(model, loss_fn, everything), alpha=alpha, strength=strength
-    )
+    return dampen(model, few, squared_gradients(model, loss_fn, everything), alpha=alpha)

@@ -15,6 +15,7 @@ from fl_elastic.errors import DivergedError
 from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.lean_forward import lean_forward
 from fl_elastic.ops.lean_kind import convolution_module
@@ -102,13 +103,10 @@ def _largest_channels(layer: nn.Conv2d, exact: Tensor, mode: Mode) -> list[int]:
 
 
 def _gradient(layer: nn.Conv2d, forward: object, given: Tensor, gradient: Tensor) -> Tensor:
-    flag = layer.weight.requires_grad
-    layer.weight.requires_grad_(True)
-    try:
+    with flags_kept(layer.parameters()):
+        layer.weight.requires_grad_(True)
         output = forward(given.detach())  # type: ignore[operator]
         found: Tensor = torch.autograd.grad(output, layer.weight, gradient)[0]
-    finally:
-        layer.weight.requires_grad_(flag)
     return found
 
 

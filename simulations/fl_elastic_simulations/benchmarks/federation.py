@@ -66,12 +66,12 @@ class Federation(Benchmark):
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
         """Return every method of every task with every seed."""
-        tasks = {name: self.task(name) for name in chosen_tasks(request.tasks, self.tasks)}
+        tasks = {name: self.tasks[name] for name in chosen_tasks(request.tasks, self.tasks)}
         wanted = chosen_tasks(request.methods, methods_of(self.tasks), what="method")
         costs = request.folder.with_name("federation")
         for name, task in tasks.items():
             if task.time_of:
-                task_costs(task.time_of, self.task(task.time_of), costs, request.data_root)
+                task_costs(task.time_of, self.tasks[task.time_of], costs, request.data_root)
             task_costs(name, task, costs, request.data_root)
         return {
             f"{name} | {method} | {seed}": (name, task, method, seed, costs, request.data_root)
@@ -80,10 +80,6 @@ class Federation(Benchmark):
             for method in task.methods
             if method in wanted
         }
-
-    def task(self, name: str) -> FederationTask:
-        """Return the task of this name; benchmarks derived from this one change it before it runs."""
-        return self.tasks[name]
 
     def run(
         self, name: str, task: FederationTask, method: str, seed: int, costs: Path, data_root: str

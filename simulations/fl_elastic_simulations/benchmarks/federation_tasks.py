@@ -16,6 +16,7 @@ from fl_elastic_simulations.benchmarks.federation_methods import (
     SAME_HEAD,
     across_rounds,
 )
+from fl_elastic_simulations.benchmarks.transfer import WEIGHTS
 from fl_elastic_simulations.scenario.scenario import Scenario
 
 Table = dict[str, Any]
@@ -113,7 +114,7 @@ TASKS: dict[str, FederationTask] = {
         speeds=((1.0, 2), (2.0, 2), (3.0, 2), (4.0, 2)),
         training={"local_steps": 6, "batch_size": 16, "learning_rate": 0.01, "momentum": 0.9},
         reference_rounds=6,
-        weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
+        weights=WEIGHTS,
     ),
 }  # fmt: skip
 """Tasks by their name on the command line."""
@@ -130,7 +131,7 @@ _SIGNS = FederationTask(
         "local_steps": 12, "batch_size": 16, "optimizer": "adamw", "learning_rate": 0.0003,
     },
     reference_rounds=8,
-    weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
+    weights=WEIGHTS,
     methods=across_rounds("features.7"),
 )  # fmt: skip
 

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.head_sums_wire import encode_head_sums
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
-from fl_elastic.named_models import build_model, model_builder
+from fl_elastic.named_models import build_model
 from fl_elastic.readout.place import INPUT, MOST_FEATURES
 from fl_elastic.readout.readout_module import Readout
 from fl_elastic.training import evaluate
@@ -36,18 +35,17 @@ from fl_elastic_simulations.benchmarks.benchmark import (
 )
 from fl_elastic_simulations.benchmarks.federation import cells_of
 from fl_elastic_simulations.benchmarks.intervals import mean_text
-from fl_elastic_simulations.data.datasets import Dataset, load_dataset
+from fl_elastic_simulations.benchmarks.transfer import pretrained_mobilenet
+from fl_elastic_simulations.data.datasets import load_dataset
 
 # Imported to register models.
 from fl_elastic_simulations.models import small as _small  # noqa: F401
-from fl_elastic_simulations.models.pretrained import load_pretrained
 
 CHOSEN, LAST = "chosen places", "last layer"
 MIRRORED = f"{CHOSEN}, mirrored"
 ALLOWED = (128, 256, 512, 1024, MOST_FEATURES)
 """Largest numbers of features that a head may read, in the table of the accuracy with fewer features."""
 _SIZES = "at most "
-_WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 # Larger batches do not fit in the cache.
 _BATCH = 32
 _MOST_PIXELS = 3072
@@ -249,7 +247,11 @@ def read_cell(
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     data = load_dataset(task.dataset, root, task.image_size)
-    model = _model(task, data, seed, root)
+    if task.pretrained:
+        model = pretrained_mobilenet(root, data.classes)
+    else:
+        model = build_model(task.model, data.input_shape, data.classes, seed)
+    model.eval()
     colour = task.pretrained
     order = np.random.default_rng(seed).permutation(len(data.train_x))
     order = order[: examples or task.examples]
@@ -279,14 +281,6 @@ def read_cell(
         "sent_bytes": _sums_bytes(sums, model),
         "single": [] if choice is None else [[e.name, round(e.error, 4)] for e in choice.single[:8]],
     }  # fmt: skip
-
-
-def _model(task: ReadTask, data: Dataset, seed: int, root: str) -> nn.Module:
-    if not task.pretrained:
-        return build_model(task.model, data.input_shape, data.classes, seed).eval()
-    model = model_builder(task.model, data.classes)()
-    load_pretrained(model, Path(root) / _WEIGHTS)
-    return model.eval()
 
 
 def _batches(inputs: Any, targets: Any, *, colour: bool) -> list[Batch]:

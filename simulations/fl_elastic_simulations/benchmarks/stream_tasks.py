@@ -18,6 +18,7 @@ from torch.nn.functional import avg_pool2d
 from fl_elastic.errors import DatasetError
 from fl_elastic.named_models import build_model
 from fl_elastic.streaming.body import as_floats
+from fl_elastic_simulations.benchmarks.transfer import WEIGHTS
 from fl_elastic_simulations.data.activity_windows import activity_windows
 from fl_elastic_simulations.data.datasets import load_dataset
 from fl_elastic_simulations.data.files import npz_arrays
@@ -298,7 +299,7 @@ def _dense(_: Path, outputs: int, seed: int) -> nn.Module:
 
 def _mobilenet(root: Path, outputs: int, seed: int) -> nn.Module:
     model = build_model("mobilenet_v2", (3, 64, 64), outputs, seed)
-    load_pretrained(model, root / "weights" / "mobilenet_v2_imagenet_onnx7_backbone.npz")
+    load_pretrained(model, root / WEIGHTS)
     return model
 
 

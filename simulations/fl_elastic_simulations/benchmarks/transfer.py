@@ -15,13 +15,14 @@ from fl_elastic.groups.forward import channels_last
 from fl_elastic.named_models import model_builder
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
-_WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
+WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
+"""File of MobileNetV2's ImageNet weights in the data folder."""
 
 
 def pretrained_mobilenet(root: str | Path, classes: int) -> nn.Module:
     """Return MobileNetV2 with a new head and the ImageNet weights in the data folder."""
     model = model_builder("mobilenet_v2", classes)()
-    load_pretrained(model, Path(root) / _WEIGHTS)
+    load_pretrained(model, Path(root) / WEIGHTS)
     return model
 
 

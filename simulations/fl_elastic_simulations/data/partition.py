@@ -11,7 +11,6 @@ If flwr-datasets is installed, its partitioners can still be named, see `own_par
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,14 +29,10 @@ def check_partition_name(name: str) -> None:
     """Raise ScenarioError unless ``name`` is a known partition, or ``module:callable``, which is not imported."""
     module, colon, attribute = name.partition(":")
     if not (colon and module and attribute) and name not in PARTITIONS:
-        raise _unknown(name)
-
-
-def _unknown(method: str) -> ScenarioError:
-    return ScenarioError(
-        f"unknown partition {method!r}{closest(str(method), list(PARTITIONS))}: "
-        f"known are {', '.join(PARTITIONS)}{or_own(str(method))}"
-    )
+        raise ScenarioError(
+            f"unknown partition {name!r}{closest(name, list(PARTITIONS))}: "
+            f"known are {', '.join(PARTITIONS)}{or_own(name)}"
+        )
 
 
 def partition_indices(
@@ -81,7 +76,7 @@ def partition_indices(
     Raises
     ------
     ScenarioError
-        If the method is unknown, a value is out of range, or the split is not possible.
+        If the split is not possible.
 
     Examples
     --------
@@ -90,7 +85,11 @@ def partition_indices(
     [0, 1, 2, 3, 4, 5]
     """
     label_array = np.asarray(labels)
-    _check(label_array, clients, method, alpha, min_examples)
+    if clients * min_examples > len(label_array):
+        raise ScenarioError(
+            f"{len(label_array)} examples are too few for {clients} clients with at least "
+            f"{min_examples} each: lower min_examples or the number of clients"
+        )
     rng = np.random.default_rng(seed)
     if method == "iid":
         parts = _iid(len(label_array), clients, rng)
@@ -101,26 +100,6 @@ def partition_indices(
     else:
         parts = _natural(owners, len(label_array), clients, min_examples, rng)
     return [np.sort(part) for part in parts]
-
-
-def _check(
-    labels: npt.NDArray[np.generic], clients: int, method: str, alpha: float, min_examples: int
-) -> None:
-    if method not in PARTITIONS:
-        raise _unknown(method)
-    if labels.ndim != 1:
-        raise ScenarioError(f"labels of shape {labels.shape} cannot be split: give one per example")
-    if clients < 1:
-        raise ScenarioError(f"{clients} clients cannot share a dataset: give at least 1")
-    if not math.isfinite(alpha) or alpha <= 0:
-        raise ScenarioError(f"alpha {alpha!r} of a Dirichlet partition is not a positive number")
-    if min_examples < 0:
-        raise ScenarioError(f"min_examples {min_examples} is negative: give 0 or more")
-    if clients * min_examples > len(labels):
-        raise ScenarioError(
-            f"{len(labels)} examples are too few for {clients} clients with at least "
-            f"{min_examples} each: lower min_examples or the number of clients"
-        )
 
 
 def _iid(examples: int, clients: int, rng: np.random.Generator) -> list[Indices]:

@@ -52,9 +52,6 @@ class Charges:
         >>> Charges.sum([Charges(1, 2.0), Charges(3, 0.0, 4.0)])
         Charges(fits=4, profile_seconds=2.0, choosing_seconds=4.0, lost_seconds=0.0)
         """
-        total = cls()
-        for charges in each:
-            for field in fields(cls):
-                sum_of = getattr(total, field.name) + getattr(charges, field.name)
-                setattr(total, field.name, sum_of)
-        return total
+        every = list(each)
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: sum(getattr(charges, name) for charges in every) for name in names})

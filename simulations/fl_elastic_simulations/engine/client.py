@@ -166,6 +166,10 @@ class _Role:
     def charges_file(self) -> Path:
         return self.state_directory / CHARGES
 
+    @property
+    def _without_deadline(self) -> dict[str, Any]:
+        return {key: value for key, value in self.config.items() if key != DEADLINE}
+
     def capabilities(self) -> Capabilities:
         """Return the device's capabilities, in the device's own seconds."""
         batches, device = self.slot.batches(), self.client.device
@@ -222,8 +226,7 @@ class _Role:
         # Its time is simulated: the time of this host must not limit it.
         client.budget = Budget(memory=self.client.memory_bytes)
         client.train_loader = self.slot.batches(whole=True)
-        config = {key: value for key, value in self.config.items() if key != DEADLINE}
-        packed, examples, metrics = client.fit(arrays, config)
+        packed, examples, metrics = client.fit(arrays, self._without_deadline)
         asked = min(task.examples, examples)
         reading = Reading.parse(task.places)
         if not reading.places:
@@ -238,10 +241,9 @@ class _Role:
         client, batches = self.elastic_client(), self.slot.batches(whole=True)
         # Its time is simulated: the number of batches must not depend on the speed of this host.
         client.budget, client.train_loader = Budget(), self._passed_in_time(batches, task)
-        config = {key: value for key, value in self.config.items() if key != DEADLINE}
         # A client that keeps features at a cut needs a cost profile to find the cut.
         profile = self._first_profile() if task.cut else 0.0
-        packed, summed, metrics = client.fit(arrays, config)
+        packed, summed, metrics = client.fit(arrays, self._without_deadline)
         if packed:
             sums = decode_head_sums(packed[0].tobytes(), Manifest.of(client.model))
             summed, features = sums.num_examples, len(sums.diagonal) - 1
@@ -284,8 +286,7 @@ class _Role:
         """Report the worth of cuts; charge two full steps."""
         client, batches = self.elastic_client(), self.slot.batches(whole=True)
         client.train_loader = batches
-        config = {key: value for key, value in self.config.items() if key != DEADLINE}
-        packed, examples, metrics = client.fit(arrays, config)
+        packed, examples, metrics = client.fit(arrays, self._without_deadline)
         spent = self._first_profile() + 2 * self.profile.full_step_seconds
         return packed, examples, metrics | _no_steps(spent)
 
@@ -379,8 +380,7 @@ class _Role:
 
     def _host_config(self) -> dict[str, Any]:
         """Return the config with the deadline in host seconds, or without one if the server waits for all."""
-        config = dict(self.config)
-        deadline = config.pop(DEADLINE, None)
+        config, deadline = self._without_deadline, self.config.get(DEADLINE)
         if deadline is not None and self.method.stragglers == "fit" and self.method.budgeted:
             config[DEADLINE] = deadline / self.client.device.slowdown
         return config

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.ops.lean_forward import lean_forward
 from fl_elastic.ops.lean_kind import convolution_module
@@ -73,11 +74,9 @@ def _ratios(
     module: nn.Conv2d, inputs: tuple[int, ...], modes: Sequence[Mode], timer: Clock
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     parameters: list[nn.Parameter] = list(module.parameters())
-    flags = [parameter.requires_grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.requires_grad_(True)
     x = torch.randn(inputs).to(module.weight).contiguous(memory_format=torch.channels_last)
-    try:
+    with flags_kept(parameters):
+        module.requires_grad_(True)
         forwards = [None, *(_applicable(module, mode, inputs) for mode in modes)]
         # Rows: exact, then each mode. Columns: own gradient with the forward pass, and both gradients.
         fastest = np.full((len(forwards), 2), np.inf)
@@ -91,9 +90,6 @@ def _ratios(
                 ]
                 if repeat:
                     fastest[row] = np.minimum(fastest[row], seen)
-    finally:
-        for parameter, flag in zip(parameters, flags, strict=True):
-            parameter.requires_grad_(flag)
     forward_alone = _forward_seconds(module, x, timer)
     own = np.maximum(fastest[:, 0] - forward_alone, 1e-9)
     measured = np.isfinite(fastest[1:, 0])
@@ -127,17 +123,14 @@ def _time(
     call: object, x: Tensor, parameters: list[nn.Parameter], mode: Mode, timer: Clock, *, path: bool
 ) -> float:
     wanted = parameters[1:] if mode.kind == "bias" else parameters
-    flags = [p.requires_grad for p in parameters]
-    for parameter in parameters:
-        parameter.requires_grad_(any(parameter is other for other in wanted))
-    leaf = x.detach().requires_grad_(path)
-    started = timer()
-    output = call(leaf)  # type: ignore[operator]
-    torch.autograd.grad(output, [*wanted, leaf] if path else wanted, output.detach())
-    spent = timer() - started
-    for parameter, flag in zip(parameters, flags, strict=True):
-        parameter.requires_grad_(flag)
-    return spent
+    with flags_kept(parameters):
+        for parameter in parameters:
+            parameter.requires_grad_(any(parameter is other for other in wanted))
+        leaf = x.detach().requires_grad_(path)
+        started = timer()
+        output = call(leaf)  # type: ignore[operator]
+        torch.autograd.grad(output, [*wanted, leaf] if path else wanted, output.detach())
+        return timer() - started
 
 
 def _forward_seconds(module: nn.Conv2d, x: Tensor, timer: Clock) -> float:

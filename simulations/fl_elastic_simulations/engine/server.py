@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, ScenarioError
+from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
@@ -198,15 +199,15 @@ def run_method(
         None if unequal is None else lambda: unequal.began,
     )
     strategy = method_strategy(scenario, method, seed, told)
-    initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
+    initial = as_record(weights_of(model, Manifest.of(model)))
     try:
         if method.round_zero != "none":
             # The global model until round zero is over.
-            evaluate_fn(0, ArrayRecord(initial))
+            evaluate_fn(0, initial)
         strategy.start(
             grid=grid,
             timeout=timeout,
-            initial_arrays=ArrayRecord(initial),
+            initial_arrays=initial,
             num_rounds=scenario.training.rounds,
             train_config=ConfigRecord(
                 {
@@ -312,7 +313,7 @@ def _evaluation(
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         nonlocal before
-        weights = {name: each.numpy() for name, each in arrays.items()}
+        weights = as_arrays(arrays)
         # If no steps are taken, later rounds change nothing, nor do they once the head reads the input only: such
         # rounds take no time.
         limit = training.simulated_seconds

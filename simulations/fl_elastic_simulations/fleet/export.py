@@ -7,7 +7,7 @@ from typing import Any
 
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower.checkpoint import load_checkpoint
-from fl_elastic.flower.strategy_state import as_record
+from fl_elastic.flower.records import as_record
 from fl_elastic.model_export import export_model
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.manifest import places_of

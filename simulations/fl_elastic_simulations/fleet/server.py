@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import nn
@@ -19,6 +19,7 @@ from torch import nn
 from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import DatasetError, FleetError
 from fl_elastic.flower.checkpoint import Checkpointed
+from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.monitoring import Journal
@@ -117,10 +118,10 @@ class FleetRun:
         _wait_for_nodes(grid, len(self.scenario.clients), self.node_timeout)
         # From here on, rounds run with whatever nodes are there.
         strategy.inner.min_available_nodes = 1  # type: ignore[attr-defined]
-        first = {name: Array(array) for name, array in weights_of(model, manifest).items()}
+        first = weights_of(model, manifest)
 
         def tested(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            weights = {name: array.numpy() for name, array in arrays.items()}
+            weights = as_arrays(arrays)
             try:
                 found = evaluate(
                     self._model(weights),
@@ -140,7 +141,7 @@ class FleetRun:
 
         Checkpointed(strategy, self.results / CHECKPOINTS, resume=self.resume).start(
             grid=grid,
-            initial_arrays=ArrayRecord(first),
+            initial_arrays=as_record(first),
             num_rounds=self.scenario.training.rounds,
             timeout=self.round_timeout,
             train_config=ConfigRecord(

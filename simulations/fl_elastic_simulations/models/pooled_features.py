@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fl_elastic.errors import ModelError
+from fl_elastic.training.evaluate import evaluating
 
 _RELUS = ("relu", "relu_", "relu6", "hardtanh", "hardtanh_")
 _POOLS = ("adaptive_avg_pool2d", "avg_pool2d", "mean")
@@ -54,13 +55,24 @@ class _Call:
     given: Any
 
 
-class _Recording(TorchFunctionMode):
-    """Records the calls of a forward pass that take and return tensors, in order."""
+class _Numbering(TorchFunctionMode):
+    """Numbers the calls of each kind in a forward pass, from 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts = Counter[str]()
+
+    def number(self, kind: str) -> int:
+        self._counts[kind] += 1
+        return self._counts[kind] - 1
+
+
+class _Recording(_Numbering):
+    """Records the calls of a forward pass that return tensors, in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
-        self._counts: dict[str, int] = {}
 
     def __torch_function__(
         self,
@@ -72,22 +84,19 @@ class _Recording(TorchFunctionMode):
         found = func(*args, **(kwargs or {}))
         if isinstance(found, Tensor):
             kind = _kind(func, args, kwargs or {})
-            number = self._counts.get(kind, 0)
-            self._counts[kind] = number + 1
             taken = args[0] if args else (kwargs or {}).get("input")
             weight = args[1] if len(args) > 1 else (kwargs or {}).get("weight")
-            self.calls.append(_Call(kind, number, taken, weight, found))
+            self.calls.append(_Call(kind, self.number(kind), taken, weight, found))
         return found
 
 
-class _Leaving(TorchFunctionMode):
+class _Leaving(_Numbering):
     """Skips the last ReLU and the dropouts after it, and keeps the input of the last linear layer."""
 
     def __init__(self, place: FeaturePlace) -> None:
         super().__init__()
         self._left_out = {("relu", place.relu), *(("dropout", each) for each in place.dropouts)}
         self._last = ("linear", place.linear)
-        self._counts: dict[str, int] = {}
         self.entering: Tensor | None = None
 
     def __torch_function__(
@@ -100,8 +109,7 @@ class _Leaving(TorchFunctionMode):
         kind = _kind(func, args, kwargs or {})
         if kind not in ("relu", "dropout", "linear"):
             return func(*args, **(kwargs or {}))
-        call = kind, self._counts.get(kind, 0)
-        self._counts[kind] = call[1] + 1
+        call = kind, self.number(kind)
         taken = args[0] if args else (kwargs or {})["input"]
         if call == self._last:
             self.entering = taken
@@ -128,18 +136,14 @@ def find_features(model: nn.Module, inputs: Tensor) -> FeaturePlace:
 
     Examples
     --------
+    >>> import torch
     >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> find_features(nn.Sequential(body, nn.Linear(8, 2)), torch.zeros(1, 3, 8, 8))
     FeaturePlace(linear=0, relu=0, dropouts=(), head=('1.weight', '1.bias'), width=8)
     """
-    training = {module: module.training for module in model.modules()}
     recording = _Recording()
-    try:
-        with torch.no_grad(), recording:
-            output = model.eval()(inputs)
-    finally:
-        for module, flag in training.items():
-            module.training = flag
+    with evaluating(model), recording:
+        output = model(inputs)
     calls = recording.calls
     end = _last_giving(calls, len(calls), output)
     if end is None or calls[end].name != "linear":

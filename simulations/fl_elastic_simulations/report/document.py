@@ -6,7 +6,6 @@ memory to spare.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fl_elastic.errors import ElasticError
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 from fl_elastic_simulations.report.formats import abbreviated
 from fl_elastic_simulations.report.palette import EMPTY, ink
@@ -149,29 +147,30 @@ def write_document(
         Whether figures are drawn without script: readers cannot hover or zoom, and the page is small.
     **values
         Further values for the template.
-
-    Raises
-    ------
-    ElasticError
-        If jinja2, or plotly for a page that is not still, is not installed.
     """
-    jinja = _needed("jinja2")
-    pages = jinja.Environment(
-        loader=jinja.PackageLoader(__package__),
+    import jinja2
+
+    pages = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__),
         autoescape=True,
-        undefined=jinja.StrictUndefined,
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     pages.globals.update(ink=ink, EMPTY=EMPTY, WIDTH=WIDTH)
     shown: dict[str, object] = {"figures": _figures(sections)}
     if not still:
-        checked = _needed("plotly.graph_objects").Figure
-        figures = {n: checked(each).to_plotly_json() for n, each in _figures(sections).items()}
+        from plotly import graph_objects, offline
+        from plotly.io.json import to_json_plotly
+
+        figures = {
+            name: graph_objects.Figure(each).to_plotly_json()
+            for name, each in _figures(sections).items()
+        }
         # Plotly's own writer turns NaN into null; jinja2 escapes text that would end a script.
-        pages.policies["json.dumps_function"] = _needed("plotly.io.json").to_json_plotly
+        pages.policies["json.dumps_function"] = to_json_plotly
         pages.policies["json.dumps_kwargs"] = {"engine": "json"}
-        shown = {"figures": figures, "plotly": _needed("plotly.offline").get_plotlyjs()}
+        shown = {"figures": figures, "plotly": offline.get_plotlyjs()}
     text = pages.get_template(f"{template}.html.md").render(
         title=title, sections=sections, facts=facts, linked=linked, still=still, **shown, **values
     )
@@ -189,12 +188,3 @@ def _figures(sections: Sequence[Section]) -> dict[str, Any]:
         for index, panel in enumerate(section.panels):
             found[f"{section.name}-{index}"] = panel.figure
     return {name: drawn for name, drawn in found.items() if drawn is not None}
-
-
-def _needed(module: str) -> Any:
-    """Import a module that only pages need."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        name = module.partition(".")[0]
-        raise ElasticError(f"the page needs {name}; pip install {name}") from None

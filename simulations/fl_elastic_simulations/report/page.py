@@ -66,7 +66,7 @@ def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> P
     Parameters
     ----------
     summary : mapping
-        Content of the ``summary.json`` that ``fl-elastic simulate`` writes. Only ``methods`` is required.
+        Content of the ``summary.json`` that ``fl-elastic simulate`` writes.
     path : path-like
         The file to write. It is replaced atomically, so that a reader never sees half a page.
 
@@ -78,8 +78,7 @@ def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> P
     Raises
     ------
     ElasticError
-        If plotly or jinja2 is not installed, the summary has no method or a part of a wrong type, or the file
-        cannot be written.
+        If the file cannot be written.
     """
     results = read_summary(summary)
     seeds = {"seeds": ", ".join(map(str, results.seeds))} if results.seeds else {}

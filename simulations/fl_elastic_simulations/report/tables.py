@@ -81,11 +81,6 @@ def results_table(summary: Mapping[str, object]) -> Table:
     ----------
     summary : mapping
         Content of the ``summary.json`` that ``fl-elastic simulate`` writes.
-
-    Raises
-    ------
-    ElasticError
-        If the summary has no method, or a part has a wrong type.
     """
     results = read_summary(summary)
     grid = results_grid(results)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -32,6 +31,8 @@ from fl_elastic_simulations.unequal.fleet import (
     Entries,
     Fleet,
     FleetSection,
+    one_error,
+    read_toml,
     traces_beside,
 )
 
@@ -94,27 +95,16 @@ class Scenario:
             all problems).
         """
         path = Path(path)
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except FileNotFoundError:
-            raise ScenarioError(f"no scenario file {path}: check the path") from None
-        except OSError as error:
-            raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise ScenarioError(f"{path} is not a TOML file: it is not UTF-8 text") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ScenarioError(f"{path} is not valid TOML: {error}") from None
-        except RecursionError:
-            raise ScenarioError(f"{path} is nested too deeply: no scenario is") from None
+        table = read_toml(path, "scenario")
         # Imported here: a node gets its finished scenario and does not need overrides.
         from fl_elastic_simulations.scenario.overrides import apply_overrides
 
         problems: list[str] = []
         try:
             changed = apply_overrides(table, overrides, problems)
+            return cls._checked(traces_beside(changed, path.parent), path.name, problems)
         except RecursionError:
             raise ScenarioError(f"{path} is nested too deeply: no scenario is") from None
-        return cls._checked(traces_beside(changed, path.parent), path.name, problems)
 
     @classmethod
     def from_json(cls, text: str) -> Scenario:
@@ -132,10 +122,8 @@ class Scenario:
         """
         try:
             table = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ScenarioError(f"the scenario is not valid JSON: {error}") from None
-        except RecursionError:
-            raise ScenarioError("the scenario is nested too deeply: no scenario is") from None
         if not isinstance(table, dict):
             raise ScenarioError(f"the scenario is not a JSON object but {type(table).__name__}")
         return cls._checked(table, "scenario", [])
@@ -197,19 +185,16 @@ class Scenario:
 
     @classmethod
     def _checked(cls, table: dict[str, Any], source: str, problems: list[str]) -> Scenario:
-        try:
-            file = read_settings(_File, _filled_in(table, problems), problems)
-        except RecursionError:
-            raise ScenarioError(f"{source} is nested too deeply: no scenario is") from None
+        file = read_settings(_File, _filled_in(table, problems), problems)
         if file is None or problems:
-            raise _problems(source, problems)
+            raise one_error(source, problems)
         methods = tuple(file.method[name] for name in file.methods)
         target = file.target
         if target is None and "full" in file.methods:
             target = TargetSection()
         problems = [*_across(file), *_target_problems(target, file.methods)]
         if problems:
-            raise _problems(source, problems)
+            raise one_error(source, problems)
         return cls(
             title=file.title or source,
             seeds=file.seeds,
@@ -284,14 +269,6 @@ def _method(name: str, given: object, problems: list[str]) -> object:
     # A peer does not use a policy.
     policy = name if given.get("peer") is None else "full"
     return {"policy": policy, "budgeted": budgeted, **given, "name": name}
-
-
-def _problems(source: str, problems: list[str]) -> ScenarioError:
-    """Return one error for all problems, on one line if there is only one."""
-    if len(problems) == 1:
-        return ScenarioError(f"{source}: {problems[0]}")
-    listed = "\n".join(f"  {problem}" for problem in problems)
-    return ScenarioError(f"{source}: {len(problems)} problems\n{listed}")
 
 
 def _target_problems(target: TargetSection | None, methods: Sequence[str]) -> list[str]:

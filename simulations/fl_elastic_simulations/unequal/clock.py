@@ -71,7 +71,7 @@ def round_cost(
 
     Examples
     --------
-    >>> board = Device("board", "A board", 4.0, 2**30, 1e6, 2e6, "made up")
+    >>> board = Device("board", "A board", 4.0, 1e6, 2e6)
     >>> round_cost(board, host_seconds=0.5, uplink_bytes=1e6, downlink_bytes=1e6)
     RoundCost(compute_seconds=2.0, uplink_seconds=1.0, downlink_seconds=0.5)
     """

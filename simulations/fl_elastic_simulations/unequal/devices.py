@@ -1,11 +1,10 @@
-"""The devices of which a simulated fleet consists, and the sources of their figures."""
+"""The devices of which a simulated fleet consists."""
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
@@ -21,7 +20,7 @@ OVERRIDABLE = (
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device: its speed, memory and bandwidth.
+    """One kind of device: its speed and bandwidth.
 
     Parameters
     ----------
@@ -32,80 +31,59 @@ class Device:
     slowdown : float
         Training step time relative to the host that measured (1.0); bigger is slower. The
         catalogue's reference is one core of a modern x86 server: a rough, relative figure.
-    memory_bytes : int
-        Memory of the whole device; training gets what the system leaves over.
     uplink_bytes_per_second, downlink_bytes_per_second : float
         Bandwidth of the device's own link, to and from the server.
-    source : str
-        Source of each figure; estimates are marked as such.
-
-    Raises
-    ------
-    ScenarioError
-        If a figure is not a positive finite number.
 
     Examples
     --------
-    >>> Device("board", "A board", 2.0, 2**30, 1e6, 1e6, "made up").slowdown
+    >>> Device("board", "A board", 2.0, 1e6, 1e6).slowdown
     2.0
     """
 
     name: str
     label: str
     slowdown: float
-    memory_bytes: int
     uplink_bytes_per_second: float
     downlink_bytes_per_second: float
-    source: str
-
-    def __post_init__(self) -> None:
-        """Reject figures that would stop or reverse the clock."""
-        for figure in (*OVERRIDABLE, "memory_bytes"):
-            value = getattr(self, figure)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value <= 0:
-                raise ScenarioError(
-                    f"device {self.name!r}: {figure} {value!r} is not a positive number"
-                )
 
 
 @cache
-def _shipped() -> tuple[Device, ...]:
-    text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
-    known = {field.name for field in fields(Device)}
-    entries = tomllib.loads(text)
-    return tuple(
-        Device(name=name, **{key: value for key, value in entry.items() if key in known})
-        for name, entry in entries.items()
-    )
-
-
-def catalogue() -> dict[str, Device]:
-    """Return the known devices by name, in the order of the catalogue.
+def catalogue() -> Mapping[str, Device]:
+    """Return the known devices by name, in the order of the catalogue, which names the sources of figures.
 
     Examples
     --------
     >>> list(catalogue())
     ['pi_zero_2_w', 'pi_3b_plus', 'pi_4b', 'pi_5', 'jetson_nano', 'laptop']
     """
-    return {entry.name: entry for entry in _shipped()}
+    text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
+    figures = ("label", *OVERRIDABLE)
+    return {
+        name: Device(name, **{figure: entry[figure] for figure in figures})
+        for name, entry in tomllib.loads(text).items()
+    }
 
 
-def device(name: str, **overrides: float | None) -> Device:
+def device(
+    name: str,
+    *,
+    slowdown: float | None = None,
+    uplink_bytes_per_second: float | None = None,
+    downlink_bytes_per_second: float | None = None,
+) -> Device:
     """Return the known device ``name``, with some of its figures replaced.
 
     Parameters
     ----------
     name : str
         A name of the catalogue.
-    **overrides : float or None
-        ``slowdown``, ``uplink_bytes_per_second`` or ``downlink_bytes_per_second``; ``None`` keeps the catalogue's
-        figure. Replaced figures are noted in ``source``.
+    slowdown, uplink_bytes_per_second, downlink_bytes_per_second : float, optional
+        Figures that replace those of the catalogue.
 
     Raises
     ------
     ScenarioError
-        If the device or a figure is unknown, or a figure is not a positive number.
+        If the device is unknown.
 
     Examples
     --------
@@ -122,17 +100,11 @@ pi_zero_2_w, pi_3b_plus, pi_4b, pi_5, jetson_nano, laptop
             f"unknown device {name!r}{closest(str(name), list(known))}: "
             f"known are {', '.join(known)}"
         )
-    for figure in overrides:
-        if figure not in OVERRIDABLE:
-            raise ScenarioError(
-                f"device {name!r} has no figure {figure!r}{closest(figure, list(OVERRIDABLE))}: "
-                f"it can override {', '.join(OVERRIDABLE)}"
-            )
-    changed = {figure: value for figure, value in overrides.items() if value is not None}
-    if not changed:
-        return known[name]
-    source = f"{known[name].source} Overridden: {', '.join(sorted(changed))}."
-    return replace(known[name], source=source, **changed)  # type: ignore[arg-type]
+    given = zip(
+        OVERRIDABLE, (slowdown, uplink_bytes_per_second, downlink_bytes_per_second), strict=True
+    )
+    changed = {figure: value for figure, value in given if value is not None}
+    return replace(known[name], **changed)  # type: ignore[arg-type]
 
 
 def told_apart(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -208,16 +208,12 @@ class Fleet:
             If the file cannot be read or is invalid; the message lists all problems.
         """
         path = Path(path)
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ScenarioError(f"the fleet's file {path} cannot be read: {error}") from None
+        table = read_toml(path, "fleet")
         found = {key: value for key, value in table.items() if key not in _OF_A_SCENARIO}
         problems: list[str] = []
         file = read_settings(_File, traces_beside(found, path.parent), problems)
         if file is None:
-            listed = "\n".join(f"  {problem}" for problem in problems)
-            raise ScenarioError(f"{path.name}: {len(problems)} problem(s)\n{listed}")
+            raise one_error(path.name, problems)
         return cls(file.fleet, file.costs)
 
     @cached_property
@@ -273,6 +269,36 @@ class Fleet:
             named = made if entry.name is None else replace(made, name=entry.name, label=entry.name)
             devices.append(named)
         return told_apart(devices, figures)
+
+
+def read_toml(path: Path, kind: str) -> dict[str, Any]:
+    """Return the content of a TOML file of this kind, a scenario or a fleet.
+
+    Raises
+    ------
+    ScenarioError
+        If the file cannot be read or is not TOML; the message names the line.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ScenarioError(f"no {kind} file {path}: check the path") from None
+    except OSError as error:
+        raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ScenarioError(f"{path} is not a TOML file: it is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ScenarioError(f"{path} is nested too deeply: no {kind} is") from None
+
+
+def one_error(source: str, problems: Sequence[str]) -> ScenarioError:
+    """Return one error for all problems of a file, on one line if there is only one."""
+    if len(problems) == 1:
+        return ScenarioError(f"{source}: {problems[0]}")
+    listed = "\n".join(f"  {problem}" for problem in problems)
+    return ScenarioError(f"{source}: {len(problems)} problems\n{listed}")
 
 
 def _not_empty(fleet: tuple[FleetSection, ...]) -> None:

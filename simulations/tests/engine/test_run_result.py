@@ -13,8 +13,8 @@ from fl_elastic_simulations.engine.run_result import ClientRound, MeasuredSteps,
 from fl_elastic_simulations.unequal.devices import Device
 from fl_elastic_simulations.unequal.fleet import Client
 
-SLOW = Device("slow", "Slow", 10.0, 2**30, 1e6, 2e6, "made up")
-FAST = Device("fast", "Fast", 1.0, 2**30, 1e7, 2e7, "made up")
+SLOW = Device("slow", "Slow", 10.0, 1e6, 2e6)
+FAST = Device("fast", "Fast", 1.0, 1e7, 2e7)
 CLIENTS = (Client(0, SLOW, 4.0), Client(1, SLOW, 4.0), Client(2, FAST, 1.0))
 GROUPS = (
     TensorGroup("head", ("head.weight", "head.bias"), ((2, 4), (2,)), GroupKind.OTHER),

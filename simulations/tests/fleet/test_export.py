@@ -17,7 +17,7 @@ from fl_elastic.aggregation import ModelAverage
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower import PartialUpdates
 from fl_elastic.flower.checkpoint import Checkpointed, load_checkpoint
-from fl_elastic.flower.strategy_state import as_record
+from fl_elastic.flower.records import as_record
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.engine.workload import scenario_model
 from fl_elastic_simulations.fleet.export import export_run

@@ -133,7 +133,8 @@ def test_bars_of_one_class_do_not_overlap(make_summary: Make) -> None:
 def test_names_are_escaped_for_the_text_of_plotly() -> None:
     history = [{"seed": 0, "round": 1, "accuracy": 0.5, "simulated_seconds": 1.0}]
     entry = {"history": history, "devices": {"<b>pi</b>": {"achieved_speedup": 1.0}}}
-    results = read_summary({"methods": {"<a href='x'>": entry}})
+    devices = [{"device": "<b>pi</b>"}]
+    results = read_summary({"devices": devices, "methods": {"<a href='x'>": entry}})
     assert lines(accuracy_by_time(results))[0]["name"] == "&lt;a href='x'&gt;"
     bars = speed_bars(results)
     assert bars is not None

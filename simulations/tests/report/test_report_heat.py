@@ -85,7 +85,8 @@ def test_methods_and_classes_without_coverage_have_no_choice_and_no_panel(
 
 def test_ragged_and_empty_coverage(coverage: Cover) -> None:
     entry = {"coverage": {"pi": [[1.0], [0.5, None]], "pc": []}}
-    section = coverage({"groups": ["<fc>"], "methods": {"elastic": entry}})
+    devices = [{"device": "pi"}, {"device": "pc"}]
+    section = coverage({"groups": ["<fc>"], "devices": devices, "methods": {"elastic": entry}})
     (only,) = maps(section, 0)
     assert only["meta"] == ["&lt;fc&gt;", "group 1"]
     assert only["z"] == [[1.0, 0.5], [None, None]]

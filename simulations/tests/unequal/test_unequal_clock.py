@@ -15,7 +15,7 @@ from fl_elastic_simulations.unequal.clock import RoundCost, round_cost, round_se
 from fl_elastic_simulations.unequal.devices import Device
 from fl_elastic_simulations.unequal.outcome import answer
 
-BOARD = Device("board", "A board", 8.0, 2**30, 2e6, 4e6, "made up")
+BOARD = Device("board", "A board", 8.0, 2e6, 4e6)
 amounts = st.floats(min_value=0, max_value=1e12)
 
 
@@ -23,7 +23,7 @@ amounts = st.floats(min_value=0, max_value=1e12)
 def test_a_slower_device_takes_proportionally_longer_to_compute_only(
     seconds: float, up: float, down: float, factor: float
 ) -> None:
-    slower = Device("slow", "Slow", 8.0 * factor, 2**30, 2e6, 4e6, "made up")
+    slower = Device("slow", "Slow", 8.0 * factor, 2e6, 4e6)
     before = round_cost(BOARD, host_seconds=seconds, uplink_bytes=up, downlink_bytes=down)
     after = round_cost(slower, host_seconds=seconds, uplink_bytes=up, downlink_bytes=down)
     assert after.compute_seconds == pytest.approx(before.compute_seconds * factor)
