@@ -173,10 +173,11 @@ class StockClients:
                 )
             # In double precision: a change of a float64 tensor may be smaller than the steps of float32 there.
             with np.errstate(over="ignore"):
-                delta = np.subtract(array, weights[name], dtype=np.float64).astype(np.float32)
-            # A client that trains a part of the model leaves the rest unchanged, bit by bit.
-            if delta.any() or not np.isfinite(delta).all():
-                deltas[name] = delta
+                # A tensor without a change counts like any other, as under Flower's strategies: it may have been
+                # trained, with a gradient of zero.
+                deltas[name] = np.subtract(array, weights[name], dtype=np.float64).astype(
+                    np.float32
+                )
         update = PartialUpdate(deltas, dict.fromkeys(deltas, usual), examples, version)
         check_update(update, manifest, limits)
         return update, metrics, sum(array.nbytes for array in arrays.values())

@@ -211,6 +211,31 @@ def test_an_elastic_client_takes_no_tensor_for_another(
     assert ("another order" if packed else "has tensor '1.weight' where") in caplog.text
 
 
+def test_a_plain_client_that_changes_nothing_counts_as_under_fedavg() -> None:
+    """As a perceptron whose examples are all on the right side."""
+
+    def content_is(node: int) -> ClientApp:
+        app = ClientApp()
+
+        @app.train()
+        def train(message: Message, _: Context) -> Message:
+            arrays = message.content["arrays"].to_numpy_ndarrays()
+            moved = [each + (node - 1) * (place != 1) for place, each in enumerate(arrays)]
+            metrics = MetricRecord({"num-examples": 10 * node})
+            return Message(
+                RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message
+            )
+
+        return app
+
+    options = {"fraction_evaluate": 0.0}
+    found, own = (
+        start(strategy, fleet(content_is), 2).arrays
+        for strategy in (PartialUpdates(strategy_of(**options)), strategy_of(**options))
+    )
+    assert_close(found, dict(zip(as_weights(found), as_weights(own).values(), strict=True)))
+
+
 def test_plain_clients_weigh_as_the_strategy_says() -> None:
     def metrics(examples: int) -> dict[str, Any]:
         return {"num-examples": examples, "mine": 100 - examples, "train_loss": 1.0 / examples}
