@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
 
@@ -108,13 +109,16 @@ def believed(
                 "evaluation by node %s: %s examples count as %s, twice the largest number of most others",
                 node, read[node].num_examples, each.num_examples,
             )  # fmt: skip
-    said = [
-        {**each.metrics, "loss": each.loss, weight_key: each.num_examples} for each in kept.values()
-    ]
+    said = [{**_numbers(each), weight_key: each.num_examples} for each in kept.values()]
     contents = [RecordDict({"metrics": MetricRecord(each)}) for each in said]
     for node, content in zip(kept, completed_metrics(contents, weight_key), strict=True):
         messages[node].content = content
     return [*failed, *(messages[node] for node in kept)]
+
+
+def _numbers(reply: EvaluateReply) -> dict[str, Any]:
+    """Return the metrics of an evaluation, with its loss if there is one."""
+    return reply.metrics if reply.loss is None else {**reply.metrics, "loss": reply.loss}
 
 
 def _leave_out(node: int, reason: str) -> None:
@@ -146,7 +150,7 @@ def believable(
     if len(replies) < FEWEST:
         return dict(replies), {}
     left: dict[int, str] = {}
-    numbers = {node: {**reply.metrics, "loss": reply.loss} for node, reply in replies.items()}
+    numbers = {node: _numbers(reply) for node, reply in replies.items()}
     shares = [said[_ACCURACY] for said in numbers.values() if _ACCURACY in said]
     are_shares = 2 * sum(0 <= share <= 1 for share in shares) > len(shares)
     for node, said in numbers.items():

@@ -60,6 +60,11 @@ class GridWrapper(Grid):
         """Delegate to the inner grid."""
         return self.inner.get_node_ids()
 
+    def get_nodes(self) -> Iterable[Any]:
+        """Return what the inner grid knows of the nodes."""
+        known = {each.node_id: each for each in self.inner.get_nodes()}
+        return [known[node] for node in self.get_node_ids() if node in known]
+
     def set_run(self, run: Any) -> None:
         """Delegate to the inner grid."""
         self.inner.set_run(run)

@@ -20,6 +20,8 @@ _MOST, _LONGEST, _NAMED, _SHOWN = 256, 200, 5, 60
 _MOST_TOGETHER = 512
 # Prefix of what clients and servers of the library tell each other.
 _OWN = "fl_elastic."
+# Names under which every evaluation has its mean of `loss_fn` and its number of examples.
+_OF_A_REPLY = ("loss", "num-examples")
 # Texts of a fit's report and of a device's capabilities.
 _TEXTS = ("based-on", "device", "group-costs")
 _BEYOND = 1e308
@@ -63,7 +65,7 @@ def left_out_of(metrics: Mapping[str, Any]) -> str:
 
 def refuse_metrics(metrics: Mapping[str, Any]) -> None:
     """Raise UpdateError if a server would leave out some of these metrics."""
-    own = [name for name in metrics if name.startswith(_OWN)]
+    own = [name for name in metrics if name.startswith(_OWN) or name in _OF_A_REPLY]
     left = left_out_of(metrics) or ", ".join(
         f"{name[:_SHOWN]!r} (the library's own)" for name in own
     )

@@ -87,9 +87,12 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class EvaluateReply:
-    """A client's answer to an evaluation instruction; ``left_out`` says which metrics are not believed."""
+    """A client's answer to an evaluation instruction; ``left_out`` says which metrics are not believed.
 
-    loss: float
+    A ``ClientApp`` of Flower's own may measure no loss.
+    """
+
+    loss: float | None
     num_examples: int
     metrics: dict[str, Any]
     have: int | None = None

@@ -43,6 +43,8 @@ RAISED = 2
 
 _LOG = logging.getLogger("fl_elastic")
 _PREFIXES = {"train": "fitins", "evaluate": "evaluateins"}
+# Prefix of the records of a NumPyClient's evaluation.
+_OWN = "evaluateres."
 # Names that Flower's examples use for loss and accuracy.
 _SHORT = {"loss": "loss", "acc": "accuracy", "accuracy": "accuracy"}
 _LISTS, _RECORDS, _EITHER = "a NumPyClient", "a ClientApp", "a client of Flower"
@@ -168,10 +170,11 @@ class StockClients:
                 )
             # In double precision: a change of a float64 tensor may be smaller than the steps of float32 there.
             with np.errstate(over="ignore"):
-                delta = np.subtract(array, weights[name], dtype=np.float64).astype(np.float32)
-            # A client that trains a part of the model leaves the rest unchanged, bit by bit.
-            if delta.any() or not np.isfinite(delta).all():
-                deltas[name] = delta
+                # A tensor without a change counts like any other, as under Flower's strategies: it may have been
+                # trained, with a gradient of zero.
+                deltas[name] = np.subtract(array, weights[name], dtype=np.float64).astype(
+                    np.float32
+                )
         update = PartialUpdate(deltas, dict.fromkeys(deltas, usual), examples, version)
         check_update(update, manifest, limits)
         return update, metrics, sum(array.nbytes for array in arrays.values())
@@ -244,7 +247,7 @@ def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> Ev
     UpdateError
         If the reply is invalid or cannot be averaged.
     """
-    if content.config_records or len(content.metric_records) != 1:
+    if any(name.startswith(_OWN) for name in content) or len(content.metric_records) != 1:
         own = read_own_evaluate_reply(content, max_examples)
         weight = weight_of(own, weight_key, max_examples)
         return replace(
@@ -255,14 +258,10 @@ def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> Ev
     examples = checked_weight(_examples(metrics, weight_key), weight_key, max_examples)
     alike = _called_alike(metrics)
     named = {**_short_names(alike), **alike}
-    if "loss" not in named:
-        losses = [name for name in alike if _last_word(name) == "loss"]
-        raise UpdateError(
-            f"its metrics have no loss but {', '.join(losses)}: call one of them loss"
-            if losses
-            else "its metrics have no finite loss"
-        )
-    return EvaluateReply(float(named["loss"]), examples, named, left_out=left_out_of(metrics))
+    lost = [name for name in metrics if _last_word(name) == "loss" and name not in alike]
+    if lost and "loss" not in named:
+        raise UpdateError(f"its metric {lost[0][:80]!r} is no finite number")
+    return EvaluateReply(named.get("loss"), examples, named, left_out=left_out_of(metrics))
 
 
 def _short_names(metrics: Mapping[str, Any]) -> dict[str, Any]:

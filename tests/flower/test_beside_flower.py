@@ -113,8 +113,9 @@ def plain(
     tested: dict[str, Any] | None = None,
     names: Sequence[str] = (),
     mods: Sequence[Mod] = (),
+    more: dict[str, Any] | None = None,
 ) -> ClientApp:
-    """As Flower's quickstart has it; ``names`` is the order of the tensors in its replies."""
+    """As Flower's quickstart has it; ``names`` is the order of its tensors, ``more`` is also in its replies."""
     app = ClientApp(mods=list(mods))
 
     @app.train()
@@ -124,14 +125,14 @@ def plain(
         examples = trained(model, node)
         state = model.state_dict()
         arrays = ArrayRecord({name: state[name] for name in names or state})
-        content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics(examples))})
-        return Message(content, reply_to=message)
+        content = {"arrays": arrays, "metrics": MetricRecord(metrics(examples)), **(more or {})}
+        return Message(RecordDict(content), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, _: Context) -> Message:
         net().load_state_dict(message.content["arrays"].to_torch_state_dict())
         said = MetricRecord(tested or {"eval_loss": 0.25, "num-examples": 10})
-        return Message(RecordDict({"metrics": said}), reply_to=message)
+        return Message(RecordDict({"metrics": said, **(more or {})}), reply_to=message)
 
     return app
 
@@ -210,6 +211,31 @@ def test_an_elastic_client_takes_no_tensor_for_another(
     assert ("another order" if packed else "has tensor '1.weight' where") in caplog.text
 
 
+def test_a_plain_client_that_changes_nothing_counts_as_under_fedavg() -> None:
+    """As a perceptron whose examples are all on the right side."""
+
+    def content_is(node: int) -> ClientApp:
+        app = ClientApp()
+
+        @app.train()
+        def train(message: Message, _: Context) -> Message:
+            arrays = message.content["arrays"].to_numpy_ndarrays()
+            moved = [each + (node - 1) * (place != 1) for place, each in enumerate(arrays)]
+            metrics = MetricRecord({"num-examples": 10 * node})
+            return Message(
+                RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message
+            )
+
+        return app
+
+    options = {"fraction_evaluate": 0.0}
+    found, own = (
+        start(strategy, fleet(content_is), 2).arrays
+        for strategy in (PartialUpdates(strategy_of(**options)), strategy_of(**options))
+    )
+    assert_close(found, dict(zip(as_weights(found), as_weights(own).values(), strict=True)))
+
+
 def test_plain_clients_weigh_as_the_strategy_says() -> None:
     def metrics(examples: int) -> dict[str, Any]:
         return {"num-examples": examples, "mine": 100 - examples, "train_loss": 1.0 / examples}
@@ -237,11 +263,38 @@ def test_a_metric_that_ends_like_the_loss_does_not_replace_it() -> None:
     assert dict(found) == pytest.approx(expected)
 
 
-def test_which_of_two_losses_is_meant_is_not_guessed(caplog: pytest.LogCaptureFixture) -> None:
-    tested = {"eval_loss": 0.25, "reg_loss": 7.0, "num-examples": 10}
+# As in Flower's quickstarts for sklearn and numpy, and with two losses, of which none is guessed to be meant.
+WITHOUT_A_LOSS = [{"test_logloss": 0.7, "accuracy": 0.5}, {"random_metric": 0.25}, {}]
+TWO_LOSSES = {"eval_loss": 0.25, "reg_loss": 7.0}
+
+
+@pytest.mark.parametrize("tested", [*WITHOUT_A_LOSS, TWO_LOSSES])
+@pytest.mark.parametrize("more", [{}, {"notes": ConfigRecord({"took": "long"})}])
+def test_evaluations_of_plain_clients_need_no_loss(
+    tested: dict[str, Any], more: dict[str, Any]
+) -> None:
+    def fleet_of() -> dict[int, ClientApp]:
+        of = {node: {n: each / node for n, each in tested.items()} for node in NODES}
+        return {
+            node: plain(node, tested={**of[node], "num-examples": node}, more=more)
+            for node in NODES
+        }
+
+    found, own = (
+        start(strategy, fleet_of()).evaluate_metrics_clientapp
+        for strategy in (PartialUpdates(strategy_of()), strategy_of())
+    )
+    assert dict(found[1]) == pytest.approx(dict(own[1]))
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), [1.0, 2.0]])
+def test_a_loss_of_a_plain_client_that_is_no_finite_number_is_named(
+    spoilt: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tested = {"eval_loss": spoilt, "eval_acc": 0.5, "num-examples": 10}
     result = start(PartialUpdates(strategy_of()), fleet(plain, tested=tested))
     assert not result.evaluate_metrics_clientapp
-    assert "its metrics have no loss but eval_loss, reg_loss" in caplog.text
+    assert "left out: its metric 'eval_loss' is no finite number" in caplog.text
 
 
 def test_a_function_for_training_metrics_sees_all_clients_once() -> None:

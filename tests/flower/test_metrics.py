@@ -82,6 +82,15 @@ def test_what_no_server_would_keep_is_refused_on_the_device(
     assert found["accuracy"] >= 0 and not {*found} & {*metrics}
 
 
+@pytest.mark.parametrize("name", ["loss", "num-examples"])
+def test_a_metric_cannot_take_the_place_of_the_loss_or_the_examples(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, _ = of_a_test_with(lambda node: {name: 77.0} if node == 2 else {})
+    assert f"metrics that no server would keep: {name!r} (the library's own)" in caplog.text
+    assert found["loss"] < 5
+
+
 def test_training_metrics_are_kept_and_completed_as_well() -> None:
     def alter(reply: Message) -> Message:
         if reply.metadata.message_type == "train":

@@ -27,7 +27,7 @@ from fl_elastic_simulations.unequal.clock import (
 from fl_elastic_simulations.unequal.costs import CostOf, HostCost, charged, size_of
 from fl_elastic_simulations.unequal.fleet import Client, Fleet
 from fl_elastic_simulations.unequal.measuring import RECORD, Figures, Measured
-from fl_elastic_simulations.unequal.node_partitions import partitions_of
+from fl_elastic_simulations.unequal.node_partitions import KINDS, SilentNodesError, partitions_of
 from fl_elastic_simulations.unequal.outcome import Answer, Outcome, answer
 from fl_elastic_simulations.unequal.record import Row, save_rows
 
@@ -41,9 +41,11 @@ _LOOKS = 5
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message on its way to a device."""
+    """A message on its way to a device, a copy of the one that was ``given``."""
 
     message: Message
+    given: Message
+    downlink_bytes: float
     node: int
     client: Client
     at: float
@@ -125,6 +127,8 @@ class UnequalGrid(GridWrapper):
         self.began = 0.0
         self.patience: Callable[[], float | None] = _for_all
         self._away = itertools.count()
+        # The types of messages that ask nodes for their partition.
+        self._kinds = dict.fromkeys(KINDS)
         # Flower's older server also looks every few seconds, from a thread beside the one that waits.
         self._looks, self._thread = 0, threading.get_ident()
         self._costs = costs
@@ -153,7 +157,14 @@ class UnequalGrid(GridWrapper):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes whose devices are there, in the fleet's order, after waiting until there are enough."""
-        clients, there, least = self._clients, self.fleet.availabilities, self._least
+        try:
+            clients = self._clients
+        except SilentNodesError:
+            # An app may have functions for types of its own alone: the first message says for which.
+            if not self.fleet.always_there:
+                raise
+            return list(self._nodes)
+        there, least = self.fleet.availabilities, self._least
         if threading.get_ident() == self._thread:
             self._looks = 0 if self._pushed or self._heard else self._looks + 1
         if self._looks > _LOOKS:
@@ -172,6 +183,8 @@ class UnequalGrid(GridWrapper):
             timeout = min((each for each in limits if each is not None), default=None)
         replies = self.inner.send_and_receive([each.message for each in sent if each.there])
         by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        for each in sent:
+            _name(each.given, each.message.metadata.message_id)
         heard = sorted(self._hear(sent, by_message), key=_turn)
         timely = [each for each in heard if in_time(each.row.arrival - began, timeout)]
         late = heard[len(timely) :]
@@ -187,7 +200,9 @@ class UnequalGrid(GridWrapper):
         sent = [self._sent(message) for message in messages]
         there = [each for each in sent if each.there]
         ids = iter(self.inner.push_messages([each.message for each in there]))
-        names = [next(ids) if each.there else f"away-{next(self._away)}" for each in sent]
+        names = [next(ids) if each.there else each.message.metadata.message_id for each in sent]
+        for each, name in zip(sent, names, strict=True):
+            _name(each.given, name)
         self._pushed |= dict(zip(names, sent, strict=True))
         return names
 
@@ -218,8 +233,8 @@ class UnequalGrid(GridWrapper):
     @cached_property
     def _clients(self) -> dict[int, Client]:
         """The client of each node, in the fleet's order, by the partitions that the nodes report."""
-        nodes = self._connected()
-        partitions = partitions_of(self.inner, nodes)
+        nodes = self._nodes
+        partitions = partitions_of(self.inner, nodes, self._kinds)
         found = {place: node for node, place in partitions.items()}
         if sorted(found) != list(range(len(nodes))):
             raise ScenarioError(
@@ -228,7 +243,8 @@ class UnequalGrid(GridWrapper):
             )
         return {found[client.index]: client for client in self.fleet.clients}
 
-    def _connected(self) -> list[int]:
+    @cached_property
+    def _nodes(self) -> list[int]:
         """Wait until all nodes are connected, since Flower starts the server first, and return them."""
         wanted, end = len(self.fleet.clients), time.monotonic() + _CONNECT_SECONDS
         while True:
@@ -246,9 +262,10 @@ class UnequalGrid(GridWrapper):
         """Return a copy of a message with a request to measure; strategies share one content among messages."""
         self._looks = 0
         metadata = message.metadata
+        self._kinds |= {metadata.message_type: None}
         client = self._clients[metadata.dst_node_id]
         device, there = client.device, self.fleet.availabilities[client.index].there(self.now)
-        downlink = size_of(message.content) / device.downlink_bytes_per_second
+        size = float(size_of(message.content))
         content = RecordDict(dict(message.content))
         if self._costs is None:
             content[RECORD] = Figures(
@@ -256,7 +273,7 @@ class UnequalGrid(GridWrapper):
                 slowdown=device.slowdown,
                 memory=float(client.memory_bytes or 0),
                 bandwidth=device.uplink_bytes_per_second,
-                downlink_seconds=downlink,
+                downlink_seconds=size / device.downlink_bytes_per_second,
             ).as_record()
         asking = Message(
             content,
@@ -265,7 +282,9 @@ class UnequalGrid(GridWrapper):
             ttl=metadata.ttl,
             group_id=metadata.group_id,
         )
-        return _Sent(asking, metadata.dst_node_id, client, self.now, there)
+        if not there:
+            _name(asking, f"away-{next(self._away)}")
+        return _Sent(asking, message, size, metadata.dst_node_id, client, self.now, there)
 
     def _hear(self, sent: Sequence[_Sent], replies: Mapping[str, Message]) -> list[_Heard]:
         """Return the server's answers to messages, in their order, given the replies by message."""
@@ -282,8 +301,7 @@ class UnequalGrid(GridWrapper):
                 f"a message to client {client.index} was not handled, for no fault of its device's: {why}; "
                 "run again, on hosts that stay"
             )
-        message.content.pop(RECORD, None)
-        cost = self._cost(message, reply)
+        cost = self._cost(sent, reply)
         on_device = round_cost(
             client.device,
             host_seconds=cost.seconds,
@@ -313,8 +331,8 @@ class UnequalGrid(GridWrapper):
         assert told is not None
         return _Heard(told, _row(sent, found, outcome, cost, on_device))
 
-    def _cost(self, message: Message, reply: Message | None) -> HostCost:
-        downlink = float(size_of(message.content))
+    def _cost(self, sent: _Sent, reply: Message | None) -> HostCost:
+        message, downlink = sent.message, sent.downlink_bytes
         if reply is None or reply.has_error():
             return HostCost(0.0, downlink, 0.0, 0.0)
         if self._costs is not None:
@@ -329,6 +347,11 @@ class UnequalGrid(GridWrapper):
         uplink = float(size_of(reply.content))
         cost = HostCost(measured.seconds, downlink, uplink, measured.peak_bytes, measured.host)
         return charged(cost, self.fleet.costs, reply)
+
+
+def _name(message: Message, identity: str) -> None:
+    """Give a message its id, as Flower's own grid does, by which its reply is recognised."""
+    message.metadata.__dict__["_message_id"] = identity
 
 
 def _for_all() -> None:

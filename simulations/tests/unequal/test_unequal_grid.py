@@ -28,6 +28,7 @@ from fl_elastic.aggregation import MergeOptions
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower import Deadline, PartialUpdates, RoundConfig, RoundRecord
 from fl_elastic.flower._compat import NumPyClient
+from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.unequal import Fleet, UnequalGrid, measuring_mod
 from fl_elastic_simulations.unequal.clock import RoundCost
@@ -324,6 +325,76 @@ def test_apps_that_only_answer_queries_are_known_too() -> None:
     sent = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
     assert [each.metadata.src_node_id for each in grid.send_and_receive(sent)] == [1, 2]
     assert grid.now == pytest.approx(2.0, rel=1e-6)
+
+
+def test_messages_carry_the_ids_to_which_replies_refer_as_on_flowers_grid(tmp_path: Path) -> None:
+    """Also those to a device that is away, and which Flower never sees."""
+    section = traced(tmp_path / "trace.csv", "0,0,9\n1,0,1\n", repeat=10.0)
+    for pushed in (False, True):
+        grid = UnequalGrid(InProcessGrid(2, app()), fleet(1.0, 1.0, availability=section))
+        nodes = list(grid.get_node_ids())
+        grid.clock.wait_until(1.5)
+        sent = [Message(RecordDict({"arrays": arrays(0.0)}), node, "train") for node in nodes]
+        if pushed:
+            names = list(grid.push_messages(sent))
+            replies = [each for _ in sent for each in grid.pull_messages(names)]
+            assert [each.metadata.message_id for each in sent] == names
+        else:
+            replies = grid.send_and_receive(sent)
+        of = {each.metadata.message_id: each.metadata.dst_node_id for each in sent}
+        assert [of[each.metadata.reply_to_message_id] for each in replies] == [2, 1]
+        assert [each.has_error() for each in replies] == [True, False]
+
+
+def own_types() -> ClientApp:
+    """As vertical federated learning has it: messages of types of its own alone."""
+    client = ClientApp(mods=[measuring_mod])
+
+    @client.query("embed")
+    def embed(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": arrays(context.node_id)}), reply_to=message)
+
+    @client.train("apply")
+    def apply(message: Message, context: Context) -> Message:
+        return Message(message.content, reply_to=message)
+
+    return client
+
+
+def test_an_app_with_message_types_of_its_own_alone_is_simulated(tmp_path: Path) -> None:
+    given = {"query": CostSection(1.0), "train": CostSection(0.5)}
+    grid = UnequalGrid(InProcessGrid(2, own_types()), fleet(4.0, 1.0, costs=given))
+    came = []
+    for kind in ("query.embed", "train.apply"):
+        content = RecordDict({"arrays": arrays(7.0, 8.0), "config": ConfigRecord({"n": 1})})
+        sent = [Message(content, node, kind) for node in grid.get_node_ids()]
+        for reply in grid.send_and_receive(sent):
+            (array,) = reply.content.array_records["arrays"].values()
+            came.append((reply.metadata.src_node_id, array.numpy().tolist()))
+    # A reply may hold the records of the message.
+    assert came == [(2, [2.0]), (1, [1.0]), (2, [7.0, 8.0]), (1, [7.0, 8.0])]
+    assert grid.now == pytest.approx(4.0 + 2.0)
+    sizes = [(row.downlink_bytes, row.uplink_bytes) for row in grid.rows[2:]]
+    assert sizes[0] == sizes[1] and sizes[0][0] == sizes[0][1]
+    section = traced(tmp_path / "trace.csv", "0,0,9\n1,0,1\n")
+    coming = UnequalGrid(InProcessGrid(2, own_types()), fleet(1.0, 1.0, availability=section))
+    with pytest.raises(ScenarioError, match=r"a function for one of .* train, evaluate, query"):
+        coming.get_node_ids()
+
+
+def test_what_flower_knows_of_the_nodes_is_passed_on(tmp_path: Path) -> None:
+    class Knowing(InProcessGrid):
+        def get_nodes(self) -> list[Any]:
+            return [SimpleNamespace(node_id=node, owner_name=f"owner {node}") for node in (1, 2)]
+
+    section = traced(tmp_path / "trace.csv", "0,2,9\n1,0,9\n")
+    grid = UnequalGrid(
+        Knowing(2, app()), fleet(1.0, 1.0, availability=section), min_available_nodes=1
+    )
+    assert [each.owner_name for each in grid.get_nodes()] == ["owner 2"]
+    assert [each.owner_name for each in IncrementalGrid(Knowing(2, app())).get_nodes()] == [
+        "owner 1", "owner 2",
+    ]  # fmt: skip
 
 
 pairs = st.lists(st.integers(0, 20), unique=True, min_size=2, max_size=4).map(sorted)
