@@ -121,7 +121,8 @@ def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
     """Return the content of a ``train`` or ``evaluate`` message to a client, with `single_values` of ``config``."""
     prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
     scalars = {**single_values(config), PACKED: True}
-    arrays = ArrayRecord({"0": _as_array(np.frombuffer(packed, dtype=np.uint8))})
+    # Bytes that are no numbers: a client of Flower's own that took them for its model would train and test on them.
+    arrays = ArrayRecord({"0": _as_array(np.frombuffer(packed, dtype="V1"))})
     return RecordDict({f"{prefix}.parameters": arrays, f"{prefix}.config": ConfigRecord(scalars)})
 
 

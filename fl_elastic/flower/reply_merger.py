@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from flwr.app import Message, MetricRecord, RecordDict
 
 from fl_elastic.aggregation.change_clipper import ChangeClipper
-from fl_elastic.claims import may_lie
+from fl_elastic.claims import FEWEST, may_lie
 from fl_elastic.errors import DivergedError, StaleModelError, UpdateError
 from fl_elastic.flower.capabilities import read_importance
 from fl_elastic.flower.client_registry import ClientRegistry
@@ -124,7 +124,8 @@ class ReplyMerger:
     def _hold(self, times: float, node: int, message: Message, update: PartialUpdate) -> None:
         self.sizes.hear(update, self.round.mean.manifest)
         self.doubted.append((times, node, message))
-        if len(self.doubted) > max(may_lie(len(self.round.packer.sent_bytes)), 1):
+        # Of fewer than three nobody knows what is usual.
+        if len(self.doubted) > max(may_lie(len(self.round.packer.sent_bytes)), FEWEST - 1):
             self._merge_doubted()
 
     def _merge_doubted(self) -> None:

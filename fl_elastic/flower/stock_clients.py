@@ -63,6 +63,7 @@ class StockClients:
     def __init__(self) -> None:
         self.kinds: dict[int, str] = {}
         self._own: set[int] = set()
+        self._told: set[str] = set()
 
     def __contains__(self, node: object) -> bool:
         return node in self.kinds
@@ -163,6 +164,7 @@ class StockClients:
         deltas: dict[str, NDArray[Any]] = {}
         for name, array in arrays.items():
             if manifest.role(name) is Role.COUNTER:
+                self._say_of(name, array, weights[name], node)
                 continue
             if array.shape != manifest.shape(name) or array.dtype.kind != "f":
                 raise UpdateError(
@@ -178,6 +180,16 @@ class StockClients:
         update = PartialUpdate(deltas, dict.fromkeys(deltas, usual), examples, version)
         check_update(update, manifest, limits)
         return update, metrics, sum(array.nbytes for array in arrays.values())
+
+    def _say_of(self, name: str, array: NDArray[Any], before: NDArray[Any], node: int) -> None:
+        """Warn once of a tensor of whole numbers that a client changes, unless it is one number, as norms count."""
+        if not array.ndim or name in self._told or np.array_equal(array, before):
+            return
+        self._told.add(name)
+        _LOG.warning(
+            "node %s changes tensor %r of whole numbers, which are not merged: the server's value stays. "
+            "Send it as float32 to have it averaged", node, name,
+        )  # fmt: skip
 
     def _read(
         self, node: int, content: RecordDict, weight_key: str

@@ -38,6 +38,11 @@ _KINDS = (
 _LOOKUPS = ("Embedding", "IndexBackward", "IndexSelect", "Gather")
 
 _REENTRANT = "CheckpointFunctionBackward"
+NO_GRADIENT = (
+    "no trainable parameter takes part in the loss; check requires_grad and that the loss is computed from the "
+    "model's outputs"
+)
+"""Error message for a loss without a gradient for any parameter."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +129,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
         )
     leaves = {node: name for node in order if (name := _leaf_parameter(node, names)) is not None}
     if not leaves:
-        raise ModelError(
-            "no trainable parameter takes part in the loss; check requires_grad and that the loss "
-            "is computed from the model's outputs"
-        )
+        raise ModelError(NO_GRADIENT)
     on_path = _activation_path(order, sources, leaves)
     owned = {node: _owned(node, on_path, leaves) for node in on_path}
     live: list[Any] = [node for node in reversed(order) if node in on_path]

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, DivergedError, TrainingError
+from fl_elastic.errors import BudgetError, DivergedError, ModelError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import all_finite
 from fl_elastic.groups.loss_settings import weight_in_mean
 from fl_elastic.groups.torch_private import writes_to
+from fl_elastic.groups.trace import NO_GRADIENT
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import inference_bytes
@@ -162,6 +163,7 @@ class Fit:
         self.plan = self.plans[-1][1]
         self._close()
         self.log.ended = self.log.clock()
+        self._refuse_no_gradient()
         self._refuse_overflow()
         self._learn()
 
@@ -467,6 +469,13 @@ class Fit:
         ]
         self.stayed_here |= {n for n in changed if n in known and not self.start.travels(n)}
         return [name for name in changed if name not in self.stayed_here]
+
+    def _refuse_no_gradient(self) -> None:
+        """Raise ModelError if all parameters were to be trained, and no loss had a gradient for one of them."""
+        named = self.step.model.named_parameters()
+        trainable = {name for name, each in named if each.requires_grad}
+        if not self.step.taken and trainable <= {*self.plan.trained_parameters}:
+            raise ModelError(NO_GRADIENT)
 
     def _refuse_overflow(self) -> None:
         """Raise DivergedError if a tensor that was trained is no longer finite."""

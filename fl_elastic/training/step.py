@@ -73,6 +73,8 @@ class TrainingStep:
         or which it may have moved without a gradient.
     stepped : bool
         Whether the last batch completed an optimiser step.
+    taken : int
+        Number of optimiser steps.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class TrainingStep:
         self.opener: StepOpener | None = None
         self._opener: StepOpener | None = None
         self.moved: set[int] = set()
-        self.stepped, self._waiting = False, 0
+        self.stepped, self._waiting, self.taken = False, 0, 0
         self._guards: list[StepGuard] = []
         self._moved_anyway: set[int] = set()
         self._whole: tuple[int, ...] = ()
@@ -191,6 +193,7 @@ class TrainingStep:
         self.stepped, self._waiting = self.waits, 0
         if not self.stepped:
             return False
+        self.taken += 1
         optimizer = self.optimizing()
         if self.worth is not None:
             self.worth.observe(self._whole)

@@ -236,6 +236,30 @@ def test_a_plain_client_that_changes_nothing_counts_as_under_fedavg() -> None:
     assert_close(found, dict(zip(as_weights(found), as_weights(own).values(), strict=True)))
 
 
+def test_a_model_that_begins_near_zero_is_merged_as_under_fedavg() -> None:
+    """Any first change is many times larger than it, that of the client with the smallest one as well."""
+
+    def moves(node: int) -> ClientApp:
+        app = ClientApp()
+
+        @app.train()
+        def train(message: Message, _: Context) -> Message:
+            arrays = {
+                n: Array(each.numpy() + node) for n, each in message.content["arrays"].items()
+            }
+            metrics = MetricRecord({"num-examples": 10})
+            return Message(
+                RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
+            )
+
+        return app
+
+    begun = ArrayRecord({"w": Array(np.full((3, 2), 1e-9, np.float32))})
+    inner = strategy_of(fraction_evaluate=0.0)
+    result, _ = run(PartialUpdates(inner), fleet(moves), begun, 2)
+    np.testing.assert_allclose(result.arrays["w"].numpy(), 4.0, rtol=1e-6)
+
+
 def test_plain_clients_weigh_as_the_strategy_says() -> None:
     def metrics(examples: int) -> dict[str, Any]:
         return {"num-examples": examples, "mine": 100 - examples, "train_loss": 1.0 / examples}

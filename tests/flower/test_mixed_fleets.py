@@ -307,6 +307,70 @@ def test_a_whole_model_of_an_earlier_round_is_left_out() -> None:
     assert "of an earlier round" in records[0].rejected[0].reason
 
 
+def test_whole_numbers_that_a_client_changes_are_said_to_stay(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun = ArrayRecord(
+        {"counts": Array(np.zeros(3, np.int64)), "batches": Array(np.zeros((), np.int64))}
+    )
+    begun["w"] = Array(np.zeros(2, np.float32))
+    result, _ = run(PartialUpdates(quiet(nodes=2)), {1: any_record(1), 2: any_record(2)}, begun, 2)
+    assert result.arrays["counts"].numpy().tolist() == [0, 0, 0]
+    said = [each.getMessage() for each in caplog.records if "of whole numbers" in each.getMessage()]
+    assert len(said) == 1 and "'counts'" in said[0]
+
+
+class AnyNumbers(NumPyClient):
+    """Computes with whatever arrays it is given, as clients without a network do."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return [np.asarray(each + self.node) for each in parameters], 10 * self.node, {}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return float(np.mean(parameters[0])), 10, {}
+
+
+def any_record(node: int) -> ClientApp:
+    """The same as a ClientApp, which takes the first record of arrays that it finds."""
+    app = ClientApp()
+
+    def given(message: Message) -> list[np.ndarray]:
+        return next(iter(message.content.array_records.values())).to_numpy_ndarrays()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = ArrayRecord([np.asarray(each + node) for each in given(message)])
+        metrics = MetricRecord({"num-examples": 10 * node})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"loss": float(np.mean(given(message)[0])), "num-examples": 10})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("kind", ["NumPyClient", "ClientApp"])
+def test_no_client_takes_the_bytes_of_a_packed_model_for_its_own(kind: str) -> None:
+    """Else its updates would be lost, and its loss would be that of the bytes."""
+
+    def app(node: int) -> ClientApp:
+        lists = ClientApp(lambda context: AnyNumbers(node).to_client())
+        return any_record(node) if kind == "ClientApp" else lists
+
+    begun = ArrayRecord({"w": Array(np.zeros((2, 2), np.float32))})
+    strategy = PartialUpdates(FedAvg(min_available_nodes=2))
+    result, _ = run(strategy, {1: app(1), 2: app(2)}, begun, 2)
+    # The mean of 1 and 2, weighted by 10 and 20 examples, in each round.
+    np.testing.assert_allclose(result.arrays["w"].numpy(), 2 * 5 / 3, rtol=1e-6)
+    losses = [metrics["loss"] for metrics in result.evaluate_metrics_clientapp.values()]
+    assert losses == pytest.approx([5 / 3, 10 / 3])
+
+
 def test_a_small_change_of_a_large_double_is_merged_too() -> None:
     """Steps of float32 around a million are a sixteenth apart."""
     app = ClientApp()

@@ -124,3 +124,20 @@ def test_a_dataset_that_its_workers_open_trains_a_client_with_and_without_a_name
     client = ElasticClient(nn.Linear(3, 2), loader, loader, budget=Budget(), client_id=named)
     _, examples, metrics = client.fit(client.get_parameters({}), {})
     assert examples == 8 and metrics["steps"] == 2
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_loss_without_a_gradient_is_refused_as_torch_does(profiled: bool) -> None:
+    """As where scores are detached on their way to the loss; known costs are no reason to look away."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    profile = profile_model(model, cross_entropy, data()[0], optimizer_fn=sgd) if profiled else None
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+
+    def loss(scores: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(scores.detach(), targets)
+
+    trainer = ElasticTrainer(model, loss, sgd, budget=Budget(), policy="full", profile=profile)
+    with pytest.raises(ModelError, match="no trainable parameter takes part in the loss"):
+        trainer.fit(data())
+    for name, each in model.state_dict().items():
+        assert torch.equal(each, before[name])
