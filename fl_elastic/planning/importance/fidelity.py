@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import DivergedError
 from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.graph import BackwardGraph
@@ -126,7 +126,7 @@ def visit_layers(
 
     Raises
     ------
-    TrainingError
+    DivergedError
         If the loss is not finite.
     """
     entered: list[Tensor] = []
@@ -157,7 +157,7 @@ def visit_layers(
         with untouched(model, loss_fn):
             loss = compute_loss(model, loss_fn, batch)
             if not torch.isfinite(loss):
-                raise TrainingError(f"the loss on a probe batch is {loss.item()}: check it for NaN")
+                raise DivergedError(f"the loss on a probe batch is {loss.item()}: check it for NaN")
             loss.backward()  # type: ignore[no-untyped-call]
     finally:
         for handle in handles:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import DivergedError, TrainingError
 from fl_elastic.groups import Batch, LossFn, TensorGroup
 from fl_elastic.groups.batch import as_pair, map_tensors
 from fl_elastic.groups.batch_rows import entries
@@ -61,9 +61,9 @@ def single_examples(model: nn.Module, batches: Sequence[Batch]) -> Iterator[tupl
 
 
 def checked_loss(loss: Tensor) -> Tensor:
-    """Return the loss of a probe batch; raise TrainingError if it is not finite."""
+    """Return the loss of a probe batch; raise DivergedError if it is not finite."""
     if not torch.isfinite(loss):
-        raise TrainingError(
+        raise DivergedError(
             f"the loss on a probe batch is {loss.item()}: check the batch for NaN and the learning rate"
         )
     return loss
