@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -262,6 +263,20 @@ def incremental(grid: Grid, strategy: object) -> Grid:
         late=inside.merges_late,
         listener=getattr(inside, "availability", None),
     )
+
+
+@contextmanager
+def streaming(grid: Grid, strategy: object) -> Iterator[Grid]:
+    """Yield the `incremental` grid for a run; afterwards a grid that was given a patience has its own again.
+
+    Else the next strategy on the same grid would stop waiting when this one would have.
+    """
+    patience = getattr(grid, "patience", None)
+    try:
+        yield incremental(grid, strategy)
+    finally:
+        if patience is not None:
+            cast(Any, grid).patience = patience
 
 
 def collecting(grid: Grid) -> Grid:

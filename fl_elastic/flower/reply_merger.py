@@ -52,7 +52,8 @@ class ReplyMerger:
         has no update of this round: a node has one vote per round, however many updates it held back.
     doubted : list of tuple
         Size, node and message of unusually large updates, which are merged once the sizes of the others are known.
-        If more than a fifth of the clients are doubted, the smallest of these updates are merged at once.
+        If more than a fifth of the clients, and more than two, are doubted, the smallest of these updates are
+        merged at once.
     """
 
     round: Round

@@ -292,19 +292,23 @@ def test_a_client_that_cannot_train_says_why(
 
 
 @pytest.mark.parametrize("policy", policies())
+@pytest.mark.parametrize("known", [False, True])
 def test_a_loss_that_is_not_finite_counts_as_divergence_wherever_it_is_seen(
-    policy: str, monkeypatch: pytest.MonkeyPatch
+    known: bool, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def overflows(module: nn.Module) -> ElasticClient:
+    """When costs are estimated, or when they are known: then a probe, or a step, sees it first."""
+
+    def sees(module: nn.Module, times: float) -> ElasticClient:
         client = elastic_client(module, 1, policy, budget=Budget(speedup=2.0))
         for inputs, _ in client.train_loader:
-            inputs *= 1e38
+            inputs *= times
         return client
 
     counts: list[int] = []
     monkeypatch.setattr(
         DivergenceRollback, "jumped", lambda _, losses, diverged: counts.append(diverged) or ""
     )
-    nodes = {node: legacy_app(lambda: overflows(conv_net("none"))) for node in (1, 2)}
-    run(PartialUpdates(quiet(nodes=2)), nodes, arrays_of(conv_net("none")))
-    assert counts[0] == 2
+    for times in (1.0, 1e38) if known else (1e38,):
+        nodes = {n: legacy_app(lambda x=times: sees(conv_net("none"), x)) for n in (1, 2)}
+        run(PartialUpdates(quiet(nodes=2)), nodes, arrays_of(conv_net("none")))
+    assert counts[-1] == 2

@@ -26,7 +26,7 @@ from slow_clock import walked
 
 from fl_elastic.aggregation import MergeOptions
 from fl_elastic.errors import ScenarioError
-from fl_elastic.flower import Deadline, PartialUpdates, RoundConfig, RoundRecord
+from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundConfig, RoundRecord
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
@@ -444,6 +444,34 @@ def test_rounds_on_any_fleet_are_those_of_an_event_list(
         last = int(max((each[0] for each in timely), default=now))
         now = last if len(timely) == len(events) or timeout is None else now + timeout
         assert grid.now == now
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_patience_of_one_strategy_is_not_that_of_the_next(saved: bool, tmp_path: Path) -> None:
+    """As where an app compares methods one after the other on the same grid."""
+    client = ClientApp(mods=[measuring_mod])
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        trained = arrays(*(message.content["arrays"]["weight"].numpy() + context.node_id))
+        metrics = MetricRecord({"num-examples": 10})
+        return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
+
+    grid = UnequalGrid(InProcessGrid(3, client), fleet(1.0, 2.0, 16.0), min_available_nodes=3)
+    inner = FedAvg(min_available_nodes=3, fraction_evaluate=0.0)
+    terms = RoundConfig(deadline=Deadline(seconds=4.0))
+    strategy = PartialUpdates(inner, config=terms)
+    first = Checkpointed(strategy, tmp_path) if saved else strategy
+    first.start(grid, arrays(1.0), num_rounds=1)
+    assert grid.now == pytest.approx(6.0)
+    result = FedAvg(min_available_nodes=3, fraction_evaluate=0.0).start(
+        grid, arrays(1.0), num_rounds=1
+    )
+    # The third device is busy until second 16, and then takes as long again.
+    assert grid.now == pytest.approx(32.0)
+    assert [row.outcome for row in grid.rows[-3:]] == ["answered"] * 3
+    # The mean of 1, 2 and 3 is added.
+    assert result.arrays["weight"].numpy().tolist() == [3.0]
 
 
 def test_a_round_ends_when_the_wrapped_strategy_stops_waiting(
