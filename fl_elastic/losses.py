@@ -135,7 +135,7 @@ def squared_outputs(outputs: Any, targets: Any) -> Tensor:
     if not isinstance(found, Tensor):
         entries = found.values() if isinstance(found, Mapping) else found
         tensors = entries if isinstance(entries, Iterable) else ()
-        found = next((each for each in tensors if _is_of_floats(each)), None)
+        found = next((tensor for tensor in tensors if _is_of_floats(tensor)), None)
     if not _is_of_floats(found):
         raise ModelError(f"outputs of type {type(outputs).__name__} hold no tensor of floats")
     return found.square().sum() / len(found)

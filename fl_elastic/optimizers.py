@@ -48,9 +48,11 @@ def made_by(
     [0.1, 0.01]
     """
     check_callable(optimizer_fn)
-    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
-    given: Any = named if _wants_names(optimizer_fn) else [each for _, each in named]
-    with nullcontext() if kept else without_new_hooks([each for _, each in named]):
+    named = [
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]
+    given: Any = named if _wants_names(optimizer_fn) else [parameter for _, parameter in named]
+    with nullcontext() if kept else without_new_hooks([parameter for _, parameter in named]):
         made: object = optimizer_fn(given)
     if not isinstance(made, torch.optim.Optimizer):
         raise TrainingError(
@@ -112,8 +114,10 @@ class KeptOptimizer:
         self.made = made = made_by(self._optimizer_fn, self._model, kept=True)
         if made is before:
             return
-        driven = {each for group in made.param_groups for each in group["params"]}
-        made.state.update({each: known for each, known in before.state.items() if each in driven})
+        driven = {parameter for group in made.param_groups for parameter in group["params"]}
+        made.state.update(
+            {parameter: known for parameter, known in before.state.items() if parameter in driven}
+        )
         if len(made.param_groups) == len(before.param_groups):
             for group, known in zip(made.param_groups, before.param_groups, strict=True):
                 group.update({n: v for n, v in known.items() if n not in ("params", "param_names")})
@@ -161,9 +165,11 @@ def refusing_closures(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def undriven(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
     """Return the names of a model's trainable parameters that an optimiser does not drive."""
-    driven = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    driven = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     named = model.named_parameters()
-    return [name for name, each in named if each.requires_grad and id(each) not in driven]
+    return [
+        name for name, parameter in named if parameter.requires_grad and id(parameter) not in driven
+    ]
 
 
 def check_callable(optimizer_fn: object) -> None:
@@ -260,7 +266,9 @@ def alike(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> torch.optim
             f"{type(optimizer).__name__} wraps another optimiser, and cannot be made for a part of a weight: use "
             "the one inside, or another policy"
         )
-    largest = max(optimizer.param_groups, key=lambda g: sum(each.numel() for each in g["params"]))
+    largest = max(
+        optimizer.param_groups, key=lambda g: sum(parameter.numel() for parameter in g["params"])
+    )
     settings = {name: value for name, value in largest.items() if name != "param_names"}
     fresh = _empty(optimizer)
     fresh.__setstate__(

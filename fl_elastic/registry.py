@@ -282,5 +282,5 @@ class Factories(Registry[Callable[..., Made]], Generic[Made]):
         """
         if isinstance(given, str):
             return given
-        known = (name for name, each in self._entries.items() if each is type(given))
+        known = (name for name, entry in self._entries.items() if entry is type(given))
         return next(known, type(given).__name__)

@@ -78,8 +78,8 @@ class Agreement(ServerOptimizer):
             if _key(name) in self._moments
         ]
         product, now, last = (
-            sum(float(np.vdot(a, b)) for a, b in each)
-            for each in (pairs, [(a, a) for a, _ in pairs], [(b, b) for _, b in pairs])
+            sum(float(np.vdot(a, b)) for a, b in sums)
+            for sums in (pairs, [(a, a) for a, _ in pairs], [(b, b) for _, b in pairs])
         )
         length = math.sqrt(now * last)
         if not 0 < length < math.inf:

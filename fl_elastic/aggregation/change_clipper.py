@@ -109,7 +109,7 @@ class ChangeClipper:
         ]
         if times:
             self._times.append(max(times))
-        return max((each for each in times if each > _DOUBTED), default=0.0)
+        return max((time for time in times if time > _DOUBTED), default=0.0)
 
     def hear(self, update: PartialUpdate, manifest: Manifest) -> None:
         """Record the sizes of an update's changes; the update is bounded once all of the round were heard."""

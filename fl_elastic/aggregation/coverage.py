@@ -57,7 +57,7 @@ class CoverageState:
     hits: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        tables = {each.shape for each in (self.trained, self.seen, self.hits)}
+        tables = {counts.shape for counts in (self.trained, self.seen, self.hits)}
         rows = {len(self.clients), len(self.devices), *self.rounds.shape}
         if len(tables) != 1 or self.trained.ndim != 2 or rows != {len(self.trained)}:
             raise CheckpointError(
@@ -135,11 +135,11 @@ class CoverageLedger:
             return np.array([*rows], kind).reshape(len(entries), width)
 
         return CoverageState(
-            tuple(self.clients), tuple(each.device for each in entries),
-            np.array([each.rounds for each in entries], np.int64),
-            table(np.int64, (each.trained for each in entries)),
-            table(np.float64, (each.seen for each in entries)),
-            table(np.float64, (each.hits for each in entries)),
+            tuple(self.clients), tuple(counts.device for counts in entries),
+            np.array([counts.rounds for counts in entries], np.int64),
+            table(np.int64, (counts.trained for counts in entries)),
+            table(np.float64, (counts.seen for counts in entries)),
+            table(np.float64, (counts.hits for counts in entries)),
         )  # fmt: skip
 
     def restore(self, state: CoverageState) -> None:
@@ -157,7 +157,7 @@ class CoverageLedger:
             )
         self.clients = {
             client: ClientCoverage(state.devices[row], int(state.rounds[row]), *(
-                each[row].copy() for each in (state.trained, state.seen, state.hits)
+                counts[row].copy() for counts in (state.trained, state.seen, state.hits)
             ))
             for row, client in enumerate(state.clients)
         }  # fmt: skip

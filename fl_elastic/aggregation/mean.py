@@ -262,7 +262,7 @@ class PartialMean:
         """Return the deltas of a rule that looks at all updates of the round."""
         if isinstance(self._rule, JointRule):
             return self._rule.together(
-                base, [(self._normalised(each), w) for each, w in self._kept]
+                base, [(self._normalised(update), w) for update, w in self._kept]
             )
         return self._robust(self._rule) if isinstance(self._rule, RobustRule) else {}
 

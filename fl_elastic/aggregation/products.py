@@ -108,8 +108,8 @@ def sum_of_products(weights: Sequence[float], factors: Sequence[Factors]) -> Fac
     >>> (b @ a).tolist()
     [[1.5, 0.0], [0.0, 0.0]]
     """
-    b = np.concatenate([w * each for w, (each, _) in zip(weights, factors, strict=True)], axis=1)
-    return b, np.concatenate([each for _, each in factors])
+    b = np.concatenate([w * held for w, (held, _) in zip(weights, factors, strict=True)], axis=1)
+    return b, np.concatenate([held for _, held in factors])
 
 
 def nearest_factors(b: _Array, a: _Array, rank: int, length: float) -> Factors:

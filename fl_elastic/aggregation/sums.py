@@ -147,13 +147,13 @@ class FlatSum:
                 self._spare.append(array)
 
     def _add_region(self, to: int, size: int, those: Sequence[Addend]) -> None:
-        factors = np.array([each.factor for each in those], _DOUBLE)
+        factors = np.array([addend.factor for addend in those], _DOUBLE)
         for done in range(0, size, _PIECE):
             count = min(_PIECE, size - done)
             doubles, added = self._doubles[: len(those), :count], self._together[:count]
-            for row, each in zip(doubles, those, strict=True):
-                begin = each.start + done
-                np.copyto(row, each.numbers[begin : begin + count])
+            for row, addend in zip(doubles, those, strict=True):
+                begin = addend.start + done
+                np.copyto(row, addend.numbers[begin : begin + count])
             if len(those) > 1:
                 np.matmul(factors, doubles, out=added)
             else:

@@ -79,21 +79,21 @@ def print_schedule(schedule: Sequence[RunAtCut], length: RunLength) -> None:
         first="group",
     )  # fmt: skip
     everything, shown = schedule[-1], 0.0
-    for each in schedule:
-        last = each is everything
-        if each.seconds < _WORTH_A_ROW * shown and not last:
+    for row in schedule:
+        last = row is everything
+        if row.seconds < _WORTH_A_ROW * shown and not last:
             continue
-        shown = each.seconds
+        shown = row.seconds
         table.add_row(
-            each.deepest_group,
-            f"{each.trained_share:.0%}",
-            short(each.step_bytes),
-            short(each.feature_bytes),
-            f"{each.first_pass_seconds:.1f}",
-            f"{1e3 * each.step_seconds:.1f}",
-            f"{each.seconds:.0f}",
-            f"{everything.seconds / each.seconds:.1f}",
-            "-" if each.pays_after is None or last else str(each.pays_after),
+            row.deepest_group,
+            f"{row.trained_share:.0%}",
+            short(row.step_bytes),
+            short(row.feature_bytes),
+            f"{row.first_pass_seconds:.1f}",
+            f"{1e3 * row.step_seconds:.1f}",
+            f"{row.seconds:.0f}",
+            f"{everything.seconds / row.seconds:.1f}",
+            "-" if row.pays_after is None or last else str(row.pays_after),
         )
     console = Console()
     print_table(table, console)

@@ -220,7 +220,11 @@ def register(folder: _Folder, as_json: _Json = False) -> None:
 
 def _fail_if_refused(done: list[Registration]) -> None:
     """Raise FleetError if a key was refused for another reason than its revocation."""
-    refused = [each for each in done if each.what == "refused" and each.why != "revoked"]
+    refused = [
+        registration
+        for registration in done
+        if registration.what == "refused" and registration.why != "revoked"
+    ]
     if refused:
         raise FleetError(f"{refused[0].name}: {refused[0].why}")
 
@@ -233,7 +237,11 @@ def _registered_if_possible(folder: FleetFolder, name: str) -> list[Registration
 
     try:
         flower = flower_at(folder, load_inventory(folder.inventory).server)
-        return [each for each in register_all(folder, flower) if each.name == name]
+        return [
+            registration
+            for registration in register_all(folder, flower)
+            if registration.name == name
+        ]
     except ServerUnreachable:
         say(
             "the server does not answer and has not been told; when it does, run: "
@@ -322,10 +330,10 @@ def doctor(
 
         findings.append(train_once())
     if as_json:
-        typer.echo(json.dumps({"findings": [asdict(each) for each in findings]}))
+        typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
     else:
         print_table(_table(findings))
-    if any(each.status == "fail" for each in findings):
+    if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
 
 
@@ -333,9 +341,12 @@ def _table(findings: Sequence[Finding]) -> Table:
     table = Table("check", "")
     for heading in ("seen", "what to do"):
         table.add_column(heading, overflow="fold")
-    for each in findings:
-        colour = _COLOURS[each.status]
+    for finding in findings:
+        colour = _COLOURS[finding.status]
         table.add_row(
-            each.name, f"[{colour}]{each.status}[/]", escape(each.seen), escape(each.remedy)
+            finding.name,
+            f"[{colour}]{finding.status}[/]",
+            escape(finding.seen),
+            escape(finding.remedy),
         )
     return table

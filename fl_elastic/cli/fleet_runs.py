@@ -182,7 +182,7 @@ class _Missing:
             states = self._flower.nodes()
         except ServerUnreachable:
             return
-        names = {each.name for each in self._inventory.nodes if not each.revoked}
+        names = {node.name for node in self._inventory.nodes if not node.revoked}
         found = fleet_status(self._inventory, states, {})
         missing = sorted(n.name for n in found if n.name in names and n.state != "online")
         if missing != self._before:
@@ -211,9 +211,9 @@ def _line(entry: dict[str, Any]) -> str:
     left_out = entry.get("rejections")
     if isinstance(left_out, list):
         parts += [
-            f"left out {each.get('node')}: {each.get('reason')}"
-            for each in left_out
-            if isinstance(each, dict)
+            f"left out {name.get('node')}: {name.get('reason')}"
+            for name in left_out
+            if isinstance(name, dict)
         ]
     return ", ".join(parts)
 

@@ -123,7 +123,7 @@ def plan(
     if rounds is not None:
         length = RunLength(rounds, epochs, examples, _FEATURE_BYTES)
         schedule = run_schedule(found.costs, length)
-        result["schedule"] = [asdict(each) for each in schedule]
+        result["schedule"] = [asdict(row) for row in schedule]
     if as_json:
         typer.echo(json.dumps(result))
     else:

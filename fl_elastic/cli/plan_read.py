@@ -97,7 +97,8 @@ def describe_places(
         "examples": len(found.sample.targets),
         "places": rows,
         "unions": [
-            {"name": each.name, "features": each.features, "error": each.error} for each in unions
+            {"name": union.name, "features": union.features, "error": union.error}
+            for union in unions
         ],
         "best": best,
     }

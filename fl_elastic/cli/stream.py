@@ -224,7 +224,7 @@ def _refuse_if_nothing_fitted(
 
 def _reasons(refused: Mapping[str, int]) -> str:
     """Return the most frequent reasons, each with its count."""
-    first = sorted(refused.items(), key=lambda each: -each[1])[:_REASONS]
+    first = sorted(refused.items(), key=lambda reason: -reason[1])[:_REASONS]
     more = ", and others" if len(refused) > _REASONS else ""
     return ", ".join(f"{why} ({count} times)" for why, count in first) + more
 

@@ -51,7 +51,7 @@ def forget(
         closed_form=closed_form, remember=remember, read=read,
     )  # fmt: skip
     with opening.learner() as (learner, _):
-        wanted: list[int | str] = [_sample(each) for each in ids.split(",") if each.strip()]
+        wanted: list[int | str] = [_sample(number) for number in ids.split(",") if number.strip()]
         if label is not None:
             wanted += learner.ids_of(label)
         forgotten = learner.forget(wanted, alpha=alpha)

@@ -138,7 +138,9 @@ class Opening:
 
             network = Readout(network, self.read, example, last_linear(network).out_features)
         head = ClosedForm(self.remember) if self.closed_form else None
-        tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
+        tensors = [
+            tensor.numel() * tensor.element_size() for tensor in network.state_dict().values()
+        ]
         state = state_bytes(tensors, 4 * math.prod(self.shape))
         if self.closed_form:
             layer = last_linear(network)

@@ -88,8 +88,12 @@ def show_changes(changes: Sequence[Change], as_json: bool) -> None:
 def show_registrations(done: Sequence[Registration], as_json: bool) -> None:
     """Print the results of registering nodes at the server."""
     if as_json:
-        typer.echo(json.dumps({"nodes": [asdict(each) for each in done]}))
+        typer.echo(json.dumps({"nodes": [asdict(registration) for registration in done]}))
         return
-    for each in done:
-        about = " ".join(filter(None, (each.node_id, f"({each.why})" if each.why else "")))
-        typer.echo(f"{each.name}: {each.what} {about}".rstrip())
+    for registration in done:
+        about = " ".join(
+            filter(
+                None, (registration.node_id, f"({registration.why})" if registration.why else "")
+            )
+        )
+        typer.echo(f"{registration.name}: {registration.what} {about}".rstrip())

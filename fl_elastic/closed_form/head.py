@@ -103,14 +103,14 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
     def error(place: int) -> float:
         try:
             ridge = Ridge(system, float(PENALTIES[place]))
-            squared = np.sum([each.squared_errors() for each in ridge.without], axis=0)
+            squared = np.sum([part.squared_errors() for part in ridge.without], axis=0)
         except UpdateError:
             # Sums that rounding or a dishonest client made inconsistent need a stronger penalty.
             return np.inf
         means = squared[known] / examples[known] / variance
         tried = inner_mean(means, examples[known]), ridge
         # Keep only the best one: each holds matrices of D x D numbers.
-        found[:] = [min([*found, tried], key=lambda each: each[0])]
+        found[:] = [min([*found, tried], key=lambda pair: pair[0])]
         return tried[0]
 
     least_from(_START, error)

@@ -91,7 +91,7 @@ class HeadSums:
     @cached_property
     def means(self) -> _Floats:
         """Means of the features, shape (D,)."""
-        held = [each.rows[:, -1] @ each.rows for each in self.folds]
+        held = [fold.rows[:, -1] @ fold.rows for fold in self.folds]
         found = sum(held, self.rest_products[-1])
         return np.asarray(found[:-1] / found[-1])
 
@@ -175,8 +175,8 @@ class HeadSums:
             return self
         beside = ((0, 0), (0, more))
         folds = tuple(
-            Fold(each.rows, np.pad(each.targets, beside), np.pad(each.squares, (0, more)))
-            for each in self.folds
+            Fold(fold.rows, np.pad(fold.targets, beside), np.pad(fold.squares, (0, more)))
+            for fold in self.folds
         )
         return replace(
             self,

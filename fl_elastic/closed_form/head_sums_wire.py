@@ -118,10 +118,10 @@ def _fold_counts(header: dict[str, Any], examples: int, features: int) -> list[t
     found, counts = header.get("folds"), []
     if not isinstance(found, list) or len(found) > FOLDS:
         raise UpdateError(f"header's folds must be a list of at most {FOLDS}")
-    for each in found:
-        if not isinstance(each, list) or [type(number) for number in each] != [int, int]:
+    for array in found:
+        if not isinstance(array, list) or [type(number) for number in array] != [int, int]:
             raise UpdateError("header's folds must be pairs of whole numbers")
-        count, rows = each
+        count, rows = array
         check_count("num_examples of a fold", count, 1, examples)
         check_count("rows of a fold", rows, 0, min(count, features))
         counts.append((count, rows))

@@ -45,7 +45,9 @@ class KeptSums:
         shapes = self.origin.shape, self.products.shape, self.targets.shape[:1]
         if shapes != ((rows - 1,), (rows * (rows + 1) // 2,), (rows,)) or self.targets.ndim != 2:
             raise UpdateError(f"sums of shapes {shapes} do not fit each other")
-        if not all(np.isfinite(each).all() for each in (self.origin, self.products, self.targets)):
+        if not all(
+            np.isfinite(array).all() for array in (self.origin, self.products, self.targets)
+        ):
             raise UpdateError("a sum is not finite")
 
 

@@ -103,7 +103,7 @@ def _growth_of_errors(ridge: Ridge) -> _Floats:
             before[:, judge] += small + (rest.left[rows][:, known] ** 2).sum()
             after[:, judge] += small + (without[rows][..., known] ** 2).sum(axis=(0, 2))
     if system.total.classes:
-        held = np.array([each.squares > 0 for each in system.sums])
+        held = np.array([own.squares > 0 for own in system.sums])
         brings = (held & (held.sum(axis=0) == 1)).any(axis=1)
         after[np.ix_(brings, held.sum(axis=1) == 1)] = 0.0
     return np.array([_mean_growth(before[i], after[i], i) for i in range(clients)])

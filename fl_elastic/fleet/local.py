@@ -145,7 +145,9 @@ class LocalFleet:
         """
         ids = {node.node_id: node.name for node in load_inventory(self.folder.inventory).nodes}
         states = self.flower.nodes()
-        return {ids.get(each.node_id, each.node_id) for each in states if each.status == "online"}
+        return {
+            ids.get(state.node_id, state.node_id) for state in states if state.status == "online"
+        }
 
     def wait_online(self, names: Sequence[str], seconds: float = 120.0) -> None:
         """Wait until these nodes are online.

@@ -141,7 +141,7 @@ class AuxiliaryRounds:
 
     def _solved_before(self, record: RoundRecord, packer: MessagePacker, timeout: float) -> Solved:
         """Return the model of the previous solve, with the head that sums of the present clients give for it."""
-        nodes = sorted(each.node_id for each in record.accepted)
+        nodes = sorted(reply.node_id for reply in record.accepted)
         before = self._solved.weights
         task = SolveHead(record.deadline, cut=self._fleet.cut.group)
         with self._downlink.serving(before):
@@ -175,8 +175,8 @@ class AuxiliaryRounds:
         config, number = self._fleet.config, ended.server_round
         # A client that could not train, perhaps for lack of memory, can still pass over its data, and nobody else
         # may have its classes. A client that did not answer is not waited for again.
-        nodes = {each.node_id for each in ended.accepted if not each.staleness}
-        nodes |= {each.node_id for each in ended.rejected}
+        nodes = {reply.node_id for reply in ended.accepted if not reply.staleness}
+        nodes |= {rejection.node_id for rejection in ended.rejected}
         last = last and config.solve_every > 0
         due = config.looks_after(number) or last or forgets
         if not due or not nodes:
@@ -186,7 +186,7 @@ class AuxiliaryRounds:
         grid = collecting(packer.grid)
         solved = self.solve(packer.blank(sorted(nodes)), grid, record, timeout, forgets=forgets)
         if forgets and not record.accepted:
-            self._fleet.unlearning.not_yet(number)
+            self._fleet.forget_requests.not_yet(number)
         goes_on = config.solves_after(number) or last or forgets or record.stepped_back
         return solved if goes_on else None
 
@@ -212,16 +212,16 @@ class AuxiliaryRounds:
             Names of the tensors that rounds may change.
         """
         fleet, number, weights = self._fleet, ended.server_round, self._downlink.weights
-        nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
-        requests = fleet.unlearning.open_of(nodes)
-        fleet.unlearning.round_passed(nodes, requests)
+        nodes = sorted({reply.node_id for reply in ended.accepted if not reply.staleness})
+        requests = fleet.forget_requests.open_of(nodes)
+        fleet.forget_requests.round_passed(nodes, requests)
         if not requests:
             return None
         stepped = {
             n for n in trained if not fleet.kept_head or n.rpartition(".")[0] != fleet.kept_head
         }
         if not stepped:
-            fleet.unlearning.tried(requests, number)
+            fleet.forget_requests.tried(requests, number)
             return weights
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         task = SumSquaredGradients(ended.deadline)
@@ -231,16 +231,18 @@ class AuxiliaryRounds:
         new, came = dampened(
             replies, weights, Manifest.of_arrays(weights), self._limits, record, requests, alpha
         )
-        new = {name: each if name in stepped else weights[name] for name, each in new.items()}
+        new = {name: array if name in stepped else weights[name] for name, array in new.items()}
         kept = any(came.values())
         if kept:
             reason = self._why_not_kept(packer, new, ended, record, timeout)
             if reason:
                 _LOG.warning("round %s: nothing is forgotten: %s", number, reason)
                 kept, came, record.dampened = False, dict.fromkeys(came, 0), 0
-        fleet.unlearning.failed({n: request for n, request in requests.items() if n not in came})
+        fleet.forget_requests.failed(
+            {n: request for n, request in requests.items() if n not in came}
+        )
         for node, examples in came.items():
-            fleet.unlearning.tried({node: requests[node]}, number if examples else 0)
+            fleet.forget_requests.tried({node: requests[node]}, number if examples else 0)
         self._close(record, again)
         return new if kept else None
 
@@ -341,8 +343,8 @@ class AuxiliaryRounds:
         """Complete the record with what was sent to each client, and pass it to ``on_round``."""
         record.cut = self._fleet.cut.group
         record.accepted = [
-            replace(each, downlink_bytes=packer.sent_bytes.get(each.node_id, 0))
-            for each in record.accepted
+            replace(reply, downlink_bytes=packer.sent_bytes.get(reply.node_id, 0))
+            for reply in record.accepted
         ]
         if self._on_round is not None:
             self._on_round(record)

@@ -177,8 +177,8 @@ class GroupCosts:
         """Return the costs of a device that is ``slowdown`` times slower."""
         return replace(
             self,
-            update_seconds=tuple(slowdown * each for each in self.update_seconds),
-            path_seconds=tuple(slowdown * each for each in self.path_seconds),
+            update_seconds=tuple(slowdown * seconds for seconds in self.update_seconds),
+            path_seconds=tuple(slowdown * seconds for seconds in self.path_seconds),
             constant_seconds=slowdown * self.constant_seconds,
         )
 
@@ -197,9 +197,9 @@ class GroupCosts:
             fields = json.loads(text)
             found = cls(
                 names=tuple(str(name) for name in fields["names"]),
-                update_seconds=tuple(float(each) for each in fields["update_seconds"]),
-                path_seconds=tuple(float(each) for each in fields["path_seconds"]),
-                sent_bytes=tuple(float(each) for each in fields["sent_bytes"]),
+                update_seconds=tuple(float(seconds) for seconds in fields["update_seconds"]),
+                path_seconds=tuple(float(seconds) for seconds in fields["path_seconds"]),
+                sent_bytes=tuple(float(count) for count in fields["sent_bytes"]),
                 constant_seconds=float(fields["constant_seconds"]),
                 head=int(fields["head"]),
             )

@@ -261,7 +261,7 @@ class Checkpointed(Strategy):
                 return
             if _kinds(before.arrays) == _kinds(found.arrays):
                 facts, arrays = (
-                    {name: each for name, each in some.items() if _UNDONE.match(name)}
+                    {name: array for name, array in some.items() if _UNDONE.match(name)}
                     for some in (before.state.facts, before.state.arrays)
                 )
                 restore(strategy, Archive(facts, arrays), self._begun)
@@ -384,7 +384,9 @@ def _most_bytes(expected: ArrayRecord) -> int:
 
 def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], bool]]:
     # Flower's own strategies turn float32 into float64, and average the integers of a norm's counter too.
-    return {name: (tuple(each.shape), each.dtype.kind in "biuf") for name, each in arrays.items()}
+    return {
+        name: (tuple(array.shape), array.dtype.kind in "biuf") for name, array in arrays.items()
+    }
 
 
 def _is_of(found: dict[str, NDArray[Any]], model: dict[str, NDArray[Any]]) -> bool:

@@ -20,10 +20,10 @@ from fl_elastic.errors import ElasticError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.client_round import ClientRound, Configure, RoundData
 from fl_elastic.flower.client_state import ClientState
+from fl_elastic.flower.forget_request import ForgetRequest
 from fl_elastic.flower.records import HAVE, NAMES, PACKED, failure
 from fl_elastic.flower.tasks.task import Answer, RoundTask, task_in
 from fl_elastic.flower.tasks.train import Train
-from fl_elastic.flower.unlearning_request import UnlearningRequest
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch import CountExamples, ExampleCounter, as_pair
 from fl_elastic.groups.model_state import ModelState
@@ -131,12 +131,12 @@ class ElasticClient(NumPyClient):
     ----------
     state : ClientState
         What is kept from round to round.
-    unlearning : UnlearningRequest
+    forget_request : ForgetRequest
         What the server is asked to forget.
     report : FitReport or None
         Report of the last fit.
     forgotten : bool
-        Whether the server has confirmed that its model was made to forget `unlearning`.
+        Whether the server has confirmed that its model was made to forget `forget_request`.
     """
 
     why_reading_is_fixed: ClassVar[str] = ""
@@ -182,7 +182,7 @@ class ElasticClient(NumPyClient):
         self.device = device
         self.client_id = client_id
         self.report: FitReport | None = None
-        self.unlearning = UnlearningRequest.of(forget)
+        self.forget_request = ForgetRequest.of(forget)
         self._model = ClientModel.of(eager(model))
         self.state = ClientState(
             None if state_dir is None else Path(state_dir), self._model.manifest, profile
@@ -207,8 +207,8 @@ class ElasticClient(NumPyClient):
 
     @property
     def forgotten(self) -> bool:
-        """Whether the server has confirmed that its model was made to forget `unlearning`."""
-        return self.unlearning.met
+        """Whether the server has confirmed that its model was made to forget `forget_request`."""
+        return self.forget_request.met
 
     def run_on(self, context: Context, state_dir: Path | None = None) -> None:
         """Take id and state folder from ``context`` and ``state_dir``, as far as the client was given none."""
@@ -239,9 +239,9 @@ class ElasticClient(NumPyClient):
             If an id is not one of an example, nothing would be left, or the loader does not say which examples it
             reads.
         """
-        request = self.unlearning.with_ids(self.train_loader, ids)
-        if request is not self.unlearning and request.rest is not None:
-            self.unlearning, self.train_loader = request, request.rest
+        request = self.forget_request.with_ids(self.train_loader, ids)
+        if request is not self.forget_request and request.rest is not None:
+            self.forget_request, self.train_loader = request, request.rest
 
     def get_parameters(self, config: dict[str, Any]) -> list[NDArray[Any]]:
         """Return all tensors in the manifest's order."""

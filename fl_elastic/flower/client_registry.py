@@ -17,7 +17,7 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.flower.capabilities import Capabilities, GroupNames
 from fl_elastic.flower.client_availability import Backoff, ClientAvailability
 from fl_elastic.flower.fleet_cut import FleetCut
-from fl_elastic.flower.forgetting import TriedRequests, UnlearningRequests
+from fl_elastic.flower.forgetting import ForgetRequests, TriedRequests
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.server_plan import ServerPlanner
@@ -49,7 +49,7 @@ class FleetState:
     Parameters
     ----------
     coverage, plan, cut, requests
-        States of its ledger, planner, cut and unlearning requests; None if it has none.
+        States of its ledger, planner, cut and requests to forget; None if it has none.
     kept_head, rate, importance
         Attributes of the registry.
     """
@@ -99,7 +99,7 @@ class ClientRegistry:
         self._epochs: dict[int, Any] = {}
         self._measuring = False
         self._planner = ServerPlanner() if config.plan == "server" else None
-        self.unlearning = UnlearningRequests()
+        self.forget_requests = ForgetRequests()
         self._training = Train()
 
     @property
@@ -255,7 +255,7 @@ class ClientRegistry:
         """Return a node's training task in the round of the last `gather`."""
         if not self.config.forget:
             return self._training
-        return replace(self._training, forgotten=self.unlearning.met_of(node))
+        return replace(self._training, forgotten=self.forget_requests.met_of(node))
 
     def deadline_seconds(self) -> float | None:
         """Return the deadline of this round in seconds; None for no limit."""
@@ -287,10 +287,11 @@ class ClientRegistry:
         distributions = [each for each in reported if each]
         if not distributions:
             return
-        names = sorted({name for each in distributions for name in each})
+        names = sorted({name for distribution in distributions for name in distribution})
         # fsum rounds once, so that the order of answers does not matter.
         mean = {
-            name: math.fsum(each.get(name, 0.0) for each in distributions) / len(distributions)
+            name: math.fsum(distribution.get(name, 0.0) for distribution in distributions)
+            / len(distributions)
             for name in names
         }
         if self.importance:
@@ -306,7 +307,7 @@ class ClientRegistry:
         return FleetState(
             self._stored if self._ledger is None else self._ledger.to_state(),
             None if self._planner is None else self._planner.to_state(),
-            self.cut.group, self.unlearning.to_state(), self.kept_head, self.rate, dict(self.importance),
+            self.cut.group, self.forget_requests.to_state(), self.kept_head, self.rate, dict(self.importance),
         )  # fmt: skip
 
     def restore(self, state: FleetState) -> None:
@@ -315,7 +316,7 @@ class ClientRegistry:
         if self._planner is not None and state.plan is not None:
             self._planner.restore(state.plan)
         self.cut.restore(state.cut)
-        self.unlearning.restore(state.requests)
+        self.forget_requests.restore(state.requests)
         self.kept_head, self.rate = state.kept_head, state.rate
         self.importance = dict(state.importance)
 
@@ -323,7 +324,7 @@ class ClientRegistry:
 def _possible(importance: Mapping[str, float], groups: GroupNames | None) -> dict[str, float]:
     """Return the importance of groups that the model can have, at most as many as it can have."""
     most = _MOST_GROUPS if groups is None else groups.most
-    known = {name: each for name, each in importance.items() if groups is None or name in groups}
+    known = {name: score for name, score in importance.items() if groups is None or name in groups}
     if len(known) <= most:
         return known
     largest = sorted(known, key=lambda name: (-known[name], name))[:most]

@@ -139,7 +139,9 @@ class ClientRound:
         Plans count bytes in fp32, so bandwidth and uplink are divided by the codec's share of these.
         """
         own = self.client.budget
-        limits = [each for each in (own.deadline, self.task.deadline) if each is not None]
+        limits = [
+            deadline for deadline in (own.deadline, self.task.deadline) if deadline is not None
+        ]
         share = CODECS.make(self.client.codec).share
         return replace(
             own,

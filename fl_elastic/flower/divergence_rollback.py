@@ -40,7 +40,7 @@ class RollbackState:
     had_model: bool
 
     def __post_init__(self) -> None:
-        finite = all(math.isfinite(each) for each in (self.first_loss, *self.losses))
+        finite = all(math.isfinite(loss) for loss in (self.first_loss, *self.losses))
         if not self.rate_limit > 0 or not finite:
             raise ValueError(
                 f"rate limit {self.rate_limit} and losses {self.losses[:3]} are no state of a run"

@@ -66,13 +66,13 @@ class FleetCut:
         shares : sequence of mapping of str to float
             For each client that answered: worth of each place, nearest to the loss first, as shares of their sum.
         """
-        votes = [max(sorted(each), key=each.__getitem__) for each in shares if each]
+        votes = [max(sorted(share), key=share.__getitem__) for share in shares if share]
         if not votes:
             _LOG.warning("no client said what cuts are worth: there is no cut")
             return False
         votes.sort(key=lambda name: (_depth(name, shares), name))
         best = votes[(len(votes) - 1) // 2]
-        if 2 * sum(each.get(best, 0.0) > 0 for each in shares) <= len(shares):
+        if 2 * sum(share.get(best, 0.0) > 0 for share in shares) <= len(shares):
             return False
         _LOG.info("the fleet's cut is at %s", best)
         self.group = best
@@ -97,7 +97,7 @@ def voters(nodes: int) -> int:
 
 def _depth(name: str, shares: Sequence[Mapping[str, float]]) -> float:
     """Return the distance of a place from the loss by the median of the clients; infinite if few name it."""
-    places = [[*each].index(name) if name in each else inf for each in shares]
+    places = [[*share].index(name) if name in share else inf for share in shares]
     return median_high(places)
 
 
@@ -139,7 +139,9 @@ class FrozenConsensus:
         Clients list parameters only, so buffers, such as running statistics, are always those of ``before``.
         """
         may_train = self.may_train()
-        return {name: each if name in may_train else before[name] for name, each in weights.items()}
+        return {
+            name: array if name in may_train else before[name] for name, array in weights.items()
+        }
 
     def may_train(self) -> frozenset[str]:
         """Return the names of the parameters that may be trained."""

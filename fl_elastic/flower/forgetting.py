@@ -39,7 +39,7 @@ _MARGIN, _NOTHING = 0.1, 0.1
 
 @dataclass(frozen=True)
 class TriedRequests:
-    """State of `UnlearningRequests`.
+    """State of `ForgetRequests`.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class TriedRequests:
     waits: dict[int, tuple[int, int]]
 
 
-class UnlearningRequests:
+class ForgetRequests:
     """Which nodes want examples forgotten, and which of these requests were met.
 
     A request is a digest of the examples, which stay with the client. A request that was met, or cannot be met, is
@@ -134,7 +134,7 @@ class UnlearningRequests:
 
     def to_state(self) -> TriedRequests:
         """Return the state to be stored: which requests were tried, and how often. Nodes repeat what they want."""
-        waits = {node: (each.attempts, each.left) for node, each in self._waits.items()}
+        waits = {node: (backoff.attempts, backoff.left) for node, backoff in self._waits.items()}
         return TriedRequests(dict(self._tried), dict(self._failures), waits)
 
     def restore(self, state: TriedRequests) -> None:
@@ -201,7 +201,9 @@ def dampened(
     came = dict.fromkeys(wanted, 0)
     examples = sum(sent.everything.examples for sent in found)
     # An alpha derived from the share of forgotten examples needs examples of somebody else.
-    while wanted and (alpha or 1.0) * sum(each.examples for each in wanted.values()) >= examples:
+    while (
+        wanted and (alpha or 1.0) * sum(request.examples for request in wanted.values()) >= examples
+    ):
         # A client that wants too much forgotten does not keep the others' examples from being forgotten.
         most = max(wanted, key=lambda node: (wanted[node].examples, node))
         _LOG.warning(
@@ -219,7 +221,7 @@ def dampened(
             "round %s: nothing can be forgotten: %s", record.server_round, one_line(str(error))
         )
         return dict(weights), came
-    came |= {node: each.examples for node, each in wanted.items()}
+    came |= {node: request.examples for node, request in wanted.items()}
     record.dampened = sum(int((factor != 1.0).sum()) for factor in factors.values())
     _LOG.info(
         "round %s: %d examples of %d clients are forgotten: %d weights are smaller",

@@ -63,7 +63,7 @@ class GridWrapper(Grid):
 
     def get_nodes(self) -> Iterable[Any]:
         """Return what the inner grid knows of the nodes."""
-        known = {each.node_id: each for each in self.inner.get_nodes()}
+        known = {get_node.node_id: get_node for get_node in self.inner.get_nodes()}
         return [known[node] for node in self.get_node_ids() if node in known]
 
     def set_run(self, run: Any) -> None:
@@ -157,7 +157,7 @@ class IncrementalGrid(GridWrapper):
         limits = [timeout, self._patience() if training else None]
         if self._listener is not None:
             limits.append(self._listener.patience([each.node for each in waiting.values()]))
-        seconds = min((each for each in limits if each is not None), default=None)
+        seconds = min((limit for limit in limits if limit is not None), default=None)
         end = None if seconds is None else now + seconds
         if training:
             self._end = end

@@ -117,7 +117,9 @@ def completed_metrics(contents: list[RecordDict], weighted_by: str) -> list[Reco
     >>> sorted(found[2]["metrics"].items())
     [('map', 0.5), ('map-clients', 2), ('n', 4)]
     """
-    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
+    records: list[dict[str, Any]] = [
+        dict(content.metric_records["metrics"]) for content in contents
+    ]
     having = Counter(name for record in records for name in record)
     ranked = sorted(having, key=lambda name: -having[name])
     if len(ranked) > _MOST_TOGETHER:
@@ -144,7 +146,9 @@ def completed_metrics(contents: list[RecordDict], weighted_by: str) -> list[Reco
 
 def mean_metrics(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
     """Return the weighted mean of metrics that all records have, with the summed weight."""
-    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
+    records: list[dict[str, Any]] = [
+        dict(content.metric_records["metrics"]) for content in contents
+    ]
     total = sum(record[weighted_by] for record in records)
     names = [name for name in records[0] if name != weighted_by]
     means = {

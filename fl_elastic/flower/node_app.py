@@ -203,7 +203,9 @@ class NodeMessage:
                 break
         if len(ratios) < _DRIFT_ROUNDS:
             return False
-        return all(each > _DRIFT for each in ratios) or all(each < 1 / _DRIFT for each in ratios)
+        return all(ratio > _DRIFT for ratio in ratios) or all(
+            ratio < 1 / _DRIFT for ratio in ratios
+        )
 
 
 def use_fastest_execution(

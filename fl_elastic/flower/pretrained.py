@@ -27,11 +27,13 @@ def trained_before(arrays: ArrayRecord) -> bool:
     True
     """
     weights = as_arrays(arrays)
-    means = [each for name, each in weights.items() if name.endswith("running_mean")]
+    means = [array for name, array in weights.items() if name.endswith("running_mean")]
     if means:
-        return any(np.any(each) for each in means)
-    scales = [each for name, each in weights.items() if name.endswith("weight") and each.ndim == 1]
-    return any(len(each) > 0 and np.any(each != each[0]) for each in scales)
+        return any(np.any(mean) for mean in means)
+    scales = [
+        array for name, array in weights.items() if name.endswith("weight") and array.ndim == 1
+    ]
+    return any(len(scale) > 0 and np.any(scale != scale[0]) for scale in scales)
 
 
 def fresh_statistics(weights: Mapping[str, NDArray[Any]], manifest: Manifest) -> list[str]:

@@ -64,7 +64,7 @@ def secret_answer(work: ClientRound, task: SolveHead) -> Answer:
     said = [index[total.weight], index.get(bias, -1), int(total.classes)]
     # With noise, a part of the total would need as much noise again.
     parts = [total] if task.clip is not None else [total, held]
-    numbers = fixed.write(np.concatenate([as_vector(each) for each in parts]))
+    numbers = fixed.write(np.concatenate([as_vector(part) for part in parts]))
     return Answer([numbers], 1, {SUMS_OF: json.dumps(said)})
 
 

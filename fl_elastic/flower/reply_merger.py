@@ -130,7 +130,7 @@ class ReplyMerger:
             self._merge_doubted()
 
     def _merge_doubted(self) -> None:
-        smallest = min(self.doubted, key=lambda each: each[:2])
+        smallest = min(self.doubted, key=lambda held: held[:2])
         self.doubted.remove(smallest)
         message = smallest[2]
         arrived = message.content
@@ -145,7 +145,7 @@ class ReplyMerger:
 
     @property
     def _heard(self) -> set[int]:
-        return {each.node_id for each in self.round.record.accepted} | {
+        return {reply.node_id for reply in self.round.record.accepted} | {
             node for _, node, _ in self.doubted
         }
 
@@ -236,7 +236,7 @@ class ReplyMerger:
         if config.plan == "server":
             this.importance.append(read_importance(reply.importance, self.fleet.groups))
         if config.forget:
-            self.fleet.unlearning.hear(node, reply.forget)
+            self.fleet.forget_requests.hear(node, reply.forget)
         if this.frozen_consensus is not None and not staleness:
             this.frozen_consensus.hear(reply.may_train)
         loss = reply.metrics.get(LOSS)

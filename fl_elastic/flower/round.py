@@ -226,8 +226,12 @@ class RoundRecord:
     @property
     def silent(self) -> list[int]:
         """Nodes that were asked to train but did not answer before the round ended."""
-        came = {each.node_id for each in self.accepted if not each.staleness}
-        came |= {each.node_id for each in self.rejected if each.server_round == self.server_round}
+        came = {reply.node_id for reply in self.accepted if not reply.staleness}
+        came |= {
+            rejection.node_id
+            for rejection in self.rejected
+            if rejection.server_round == self.server_round
+        }
         return [node for node in self.asked if node not in came]
 
     @property
@@ -239,7 +243,7 @@ class RoundRecord:
         >>> record.availability
         '3 asked, 1 merged, 0 refused, 2 did not answer in time (nodes 1, 3)'
         """
-        late = sum(each.staleness > 0 for each in self.accepted)
+        late = sum(reply.staleness > 0 for reply in self.accepted)
         said = [f"{len(self.asked)} asked", f"{len(self.accepted) - late} merged"]
         said += [f"{late} late ones merged"] if late else []
         said.append(f"{len(self.rejected)} refused")

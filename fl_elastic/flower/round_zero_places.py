@@ -103,7 +103,9 @@ def with_chosen_places(
         }
     name = np.frombuffer(str(reading).encode(), dtype=np.uint8).copy()
     # Features have the dtype of the model, and so has the head that reads them.
-    kind = next((each.dtype for each in weights.values() if each.dtype.kind == "f"), np.float32)
+    kind = next(
+        (weight.dtype for weight in weights.values() if weight.dtype.kind == "f"), np.float32
+    )
     # In the order in which a Readout has them.
     return (
         {READ_FROM: name}
@@ -242,9 +244,9 @@ def sizes_of_samples(samples: Sequence[Sample]) -> NDArray[np.float64]:
     """
     if len(samples) < FEWEST:
         return np.ones(len(samples))
-    common = [place for place in samples[0].rows if all(place in each.rows for each in samples)]
-    found = [_sizes(samples, [each.rows[place] for each in samples]) for place in common]
-    found.append(_sizes(samples, [each.targets for each in samples]))
+    common = [place for place in samples[0].rows if all(place in sample.rows for sample in samples)]
+    found = [_sizes(samples, [sample.rows[place] for sample in samples]) for place in common]
+    found.append(_sizes(samples, [sample.targets for sample in samples]))
     return np.asarray(np.max(found, axis=0))
 
 
@@ -257,7 +259,7 @@ def weighed(samples: Sequence[Sample], sizes: NDArray[np.float64]) -> list[Sampl
 
 
 def _sizes(samples: Sequence[Sample], rows: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
-    counts = np.array([each.num_examples for each in samples])[:, None]
+    counts = np.array([sample.num_examples for sample in samples])[:, None]
     means = np.array([each.constant @ own for each, own in zip(samples, rows, strict=True)])
     squares = np.array([np.einsum("ij,ij->j", own, own) for own in rows]) / counts
     found = sizes_about_the_middle(means / counts, squares)

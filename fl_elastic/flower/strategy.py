@@ -179,7 +179,9 @@ class PartialUpdates(Strategy):
         self._last_round = 0
         self._warned = False
         self._settings = Settings(rule, merge, config, server_optimizer, average)
-        self._as_given = undo_of([each for each in (server_optimizer, average) if each is not None])
+        self._as_given = undo_of(
+            [stateful for stateful in (server_optimizer, average) if stateful is not None]
+        )
         self._begin(self._settings)
         say_what_it_sees(inner)
 
@@ -546,7 +548,7 @@ class PartialUpdates(Strategy):
         """Restore the model before the last round; this round's updates start from a bad model and are dropped."""
         this.record.stepped_back = reason
         self._keep(self.guard.step_back(), this.record.server_round + 1)
-        self.fleet.unlearning.undone(this.record.server_round - 1)
+        self.fleet.forget_requests.undone(this.record.server_round - 1)
         self.sizes.forget()
         self._report(this)
         return self._arrays()
@@ -603,5 +605,7 @@ class PartialUpdates(Strategy):
 
     def _undo(self) -> Callable[[], None]:
         """Return a function that restores the objects that a round changes besides the model."""
-        own = [each for each in (self.server_optimizer, self.average) if each is not None]
+        own = [
+            stateful for stateful in (self.server_optimizer, self.average) if stateful is not None
+        ]
         return undo_of([*chain(self.inner), *own])

@@ -206,9 +206,9 @@ def refuse_wrapper(own: Strategy, without_effect: Iterable[str]) -> None:
     """
     runner, inside = _runner_of(own), [own, *chain(own)]
     around = [
-        each
-        for each in chain(runner)
-        if not any(each is one for one in inside) and not hasattr(each, "not_inside")
+        strategy
+        for strategy in chain(runner)
+        if not any(strategy is one for one in inside) and not hasattr(strategy, "not_inside")
     ]
     for each in around:
         name = type(each).__name__
@@ -261,7 +261,7 @@ def _refuse_other_contents(
     inner: Strategy, messages: Iterable[Message], arrays: ArrayRecord
 ) -> None:
     """Raise SettingError for a message with another model than ``arrays``, or more than model and settings."""
-    for content in {id(each.content): each.content for each in messages}.values():
+    for content in {id(message.content): message.content for message in messages}.values():
         models, settings = list(content.array_records.values()), len(content.config_records)
         if len(models) > 1 or settings > 1 or len(content) > len(models) + settings:
             raise SettingError(
@@ -336,9 +336,9 @@ def metrics_of_all(inner: Strategy, metrics: list[RecordDict]) -> Iterator[None]
     A user's function for it is called once, with all of them: one record may be too few for it.
     """
     own = [
-        (each, each.train_metrics_aggr_fn)
-        for each in (_innermost(inner) if metrics else ())
-        if isinstance(each, FedAvg)
+        (strategy, strategy.train_metrics_aggr_fn)
+        for strategy in (_innermost(inner) if metrics else ())
+        if isinstance(strategy, FedAvg)
     ]
     for innermost, merge in own:
         merged = merge(metrics, innermost.weighted_by_key)

@@ -325,7 +325,7 @@ def _second_lengths(inputs: Any, axes: int = 2) -> set[int]:
     entries = inputs.values() if isinstance(inputs, Mapping) else inputs
     if not isinstance(inputs, (Mapping, tuple, list)):
         return set()
-    return set().union(*(_second_lengths(each, axes) for each in entries))
+    return set().union(*(_second_lengths(entry, axes) for entry in entries))
 
 
 def all_ignored(targets: Any, ignored: int = IGNORED) -> bool:
@@ -356,14 +356,15 @@ def _is_listed(value: Any) -> bool:
 def _of_one_kind(entries: Sequence[Any]) -> bool:
     """Return whether entries may be examples: signals beside their lengths are not."""
     kinds = {
-        (each.dtype, each.dim()) if isinstance(each, Tensor) else type(each) for each in entries
+        (entry.dtype, entry.dim()) if isinstance(entry, Tensor) else type(entry)
+        for entry in entries
     }
     return len(kinds) == 1
 
 
 def _of_all_examples(entries: Sequence[Any]) -> bool:
     """Return whether each entry has a row per example, as for a model with several inputs and outputs."""
-    lengths = {len(each) if isinstance(each, Tensor) and each.dim() else -1 for each in entries}
+    lengths = {len(entry) if isinstance(entry, Tensor) and entry.dim() else -1 for entry in entries}
     return len(lengths) == 1 and -1 not in lengths
 
 

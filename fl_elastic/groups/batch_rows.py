@@ -148,7 +148,7 @@ def join_examples(parts: Sequence[Any]) -> Any:
         own: list[Tensor] = []
         map_rows(lambda tensor, own=own: own.append(tensor) or tensor, part)  # type: ignore[misc]
         rows.append(own)
-    joined = iter([torch.cat(each) for each in zip(*rows, strict=True)])
+    joined = iter([torch.cat(row) for row in zip(*rows, strict=True)])
     return map_rows(lambda _: next(joined), parts[0])
 
 

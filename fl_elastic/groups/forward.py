@@ -187,7 +187,7 @@ def is_one_argument(inputs: Sequence[Any], examples: int | None) -> bool:
         return True
     if examples is None or len(inputs) != examples:
         return False
-    return not any(_may_be_of_all(each, examples) for each in inputs)
+    return not any(_may_be_of_all(input_, examples) for input_ in inputs)
 
 
 def _may_be_of_all(entry: Any, examples: int) -> bool:

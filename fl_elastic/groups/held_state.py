@@ -95,12 +95,12 @@ def followers(model: nn.Module) -> list[nn.Parameter]:
     >>> [tuple(each.shape) for each in followers(model)]
     [(2, 2), (2,)]
     """
-    parameters = [each for each in model.parameters() if each.is_floating_point()]
-    moving = Counter(each.shape for each in parameters if trainable(each))
+    parameters = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    moving = Counter(parameter.shape for parameter in parameters if trainable(parameter))
     still: dict[torch.Size, list[nn.Parameter]] = {}
-    for each in parameters:
-        if not trainable(each):
-            still.setdefault(each.shape, []).append(each)
+    for parameter in parameters:
+        if not trainable(parameter):
+            still.setdefault(parameter.shape, []).append(parameter)
     found = [
         each
         for shape, some in still.items()

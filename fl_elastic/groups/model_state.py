@@ -56,23 +56,23 @@ class ModelState:
         except TypeError:
             # A class whose own ``state_dict`` takes no options.
             found = model.state_dict()
-        own = {id(each) for each in (*model.parameters(), *model.buffers())}
-        state = {name: each for name, each in found.items() if isinstance(each, Tensor)}
-        if any(id(each) not in own for each in state.values()):
-            views = {_memory(each): each for each in (*model.parameters(), *model.buffers())}
+        own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        state = {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+        if any(id(tensor) not in own for tensor in state.values()):
+            views = {_memory(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
             state = {
-                name: each if id(each) in own else views.get(_memory(each), each)
-                for name, each in state.items()
+                name: tensor if id(tensor) in own else views.get(_memory(tensor), tensor)
+                for name, tensor in state.items()
             }
         prefix = wrapper_prefix(model)
-        return cls(model, {n.removeprefix(prefix): each for n, each in state.items()}, prefix)
+        return cls(model, {n.removeprefix(prefix): tensor for n, tensor in state.items()}, prefix)
 
     @cached_property
     def names(self) -> dict[int, tuple[str, ...]]:
         """Names of each tensor by its id; a tied parameter has several."""
         found: dict[int, list[str]] = {}
-        for name, each in self.tensors.items():
-            found.setdefault(id(each), []).append(name)
+        for name, tensor in self.tensors.items():
+            found.setdefault(id(tensor), []).append(name)
         return {key: tuple(names) for key, names in found.items()}
 
     @cached_property
@@ -83,7 +83,7 @@ class ModelState:
             *model.named_parameters(remove_duplicate=False),
             *model.named_buffers(remove_duplicate=False),
         )
-        return {name: self.names.get(id(each), ()) for name, each in named}
+        return {name: self.names.get(id(tensor), ()) for name, tensor in named}
 
     def parameter_of(self, name: str) -> str:
         """Return the first name in ``named_parameters()`` of a tensor of the state.
@@ -94,8 +94,8 @@ class ModelState:
             If the state has no parameter of this name.
         """
         wanted = self.tensors.get(name)
-        for known, each in self.model.named_parameters():
-            if each is wanted:
+        for known, tensor in self.model.named_parameters():
+            if tensor is wanted:
                 return known
         raise ModelError(f"the state of the model has no parameter {name!r}")
 
@@ -110,7 +110,7 @@ class ModelState:
             If a tensor was made in inference mode and cannot be written.
         """
         wanted = list(values) if names is None else [name for name in values if name in names]
-        own = {id(each) for each in (*self.model.parameters(), *self.model.buffers())}
+        own = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
         computed = [name for name in wanted if id(self.tensors[name]) not in own]
         for name in wanted:
             if self.tensors[name].is_inference() and not torch.is_inference_mode_enabled():

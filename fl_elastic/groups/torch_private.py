@@ -98,7 +98,9 @@ def no_view(tensor: Tensor) -> Tensor:
 
 def named_arguments(operation: Any, arguments: Sequence[Any]) -> dict[str, Any]:
     """Return the positional arguments of an operation of an `OperationMode` by name."""
-    return dict(zip((each.name for each in operation._schema.arguments), arguments, strict=False))
+    return dict(
+        zip((argument.name for argument in operation._schema.arguments), arguments, strict=False)
+    )
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
@@ -128,7 +130,7 @@ def is_observed(module: nn.Module, *, inputs_only: bool = False) -> bool:
     """
     after = () if inputs_only else module._forward_hooks.values()
     hooks = (*after, *module._forward_pre_hooks.values())
-    return any(not type(each).__module__.startswith("torch.nn.") for each in hooks)
+    return any(not type(hook).__module__.startswith("torch.nn.") for hook in hooks)
 
 
 def hooked(tensor: Tensor) -> tuple[int, ...]:
@@ -188,9 +190,9 @@ def spared_group_norms(model: nn.Module) -> Iterator[None]:
     """
     norms = model.modules() if _GROUP_NORM_CRASHES else ()
     hooks = [
-        each.register_forward_pre_hook(_plainly_laid_out)
-        for each in norms
-        if isinstance(each, nn.GroupNorm)
+        norm.register_forward_pre_hook(_plainly_laid_out)
+        for norm in norms
+        if isinstance(norm, nn.GroupNorm)
     ]
     try:
         yield

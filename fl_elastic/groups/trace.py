@@ -269,7 +269,7 @@ def _without_penalties(owners: dict[Any, list[str]]) -> dict[Any, list[str]]:
         if sum(users[name] > 1 for name in own) > 1:
             # Another penalty, or another use of the same layer, has all of these parameters.
             layers = [each for each in order[index + 1 :] if not set(own) <= set(owners[each])]
-            layer_of = {name: each for each in layers for name in owners[each]}
+            layer_of = {name: layer for layer in layers for name in owners[layer]}
             if len({layer_of[name] for name in own if name in layer_of}) > 1:
                 own = [name for name in own if name not in layer_of]
         if own:
@@ -372,8 +372,8 @@ def _name_groups(
 def _statistics(model: nn.Module, parameters: Iterable[str]) -> int:
     """Return the number of running statistics of the norms that own these parameters."""
     owners = {model.get_submodule(name.rpartition(".")[0]) for name in parameters}
-    norms = [each for each in owners if isinstance(each, NormWithStatistics)]
-    found = [buffer for each in norms for buffer in own_buffers(each).values()]
+    norms = [owner for owner in owners if isinstance(owner, NormWithStatistics)]
+    found = [buffer for norm in norms for buffer in own_buffers(norm).values()]
     return sum(b.numel() for b in found if b is not None and b.is_floating_point())
 
 
@@ -383,15 +383,15 @@ def _movable(model: nn.Module) -> dict[tuple[int, int | None, str], Tensor]:
     All parameters, and floating buffers, but not those of a norm with parameters.
     """
     found: dict[tuple[int, int | None, str], Tensor] = {
-        (id(each), version_of(each), ""): each for each in model.parameters()
+        (id(parameter), version_of(parameter), ""): parameter for parameter in model.parameters()
     }
     for module in model.modules():
         if isinstance(module, NormWithStatistics) and next(module.parameters(), None) is not None:
             continue
-        for each in own_buffers(module).values():
-            if each is not None and each.is_floating_point():
+        for buffer in own_buffers(module).values():
+            if buffer is not None and buffer.is_floating_point():
                 # Torch does not count how often a norm writes its statistics.
-                found[id(each), version_of(each), str(each.detach().sum().item())] = each
+                found[id(buffer), version_of(buffer), str(buffer.detach().sum().item())] = buffer
     return found
 
 

@@ -40,7 +40,7 @@ def flags_of(model: nn.Module) -> tuple[tuple[int, bool], ...]:
     >>> flags_of(model) == before
     False
     """
-    return tuple((id(each), trainable(each)) for each in model.parameters())
+    return tuple((id(parameter), trainable(parameter)) for parameter in model.parameters())
 
 
 def note_flags(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

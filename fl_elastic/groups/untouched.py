@@ -46,7 +46,7 @@ class RngState:
     @classmethod
     def now(cls) -> RngState:
         """Return the present state."""
-        states = [each.get_state() for each in _generators()]
+        states = [generator.get_state() for generator in _generators()]
         return cls(states, random.getstate(), np.random.get_state())
 
     def put_back(self) -> None:

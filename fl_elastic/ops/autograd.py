@@ -39,9 +39,9 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return found
         outputs = found if isinstance(found, tuple) else (found,)
-        given = [each.detach().requires_grad_() for each in outputs if each is not None]
+        given = [output.detach().requires_grad_() for output in outputs if output is not None]
         marked = iter(_NoSecond.apply(*given))
-        return tuple(None if each is None else next(marked) for each in outputs)
+        return tuple(None if output is None else next(marked) for output in outputs)
 
     return once
 
@@ -49,7 +49,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 class _NoSecond(Function):
     @staticmethod
     def forward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return tuple(each.view_as(each) for each in gradients)
+        return tuple(gradient.view_as(gradient) for gradient in gradients)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -212,7 +212,7 @@ class _Lstm(LeanForward):
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Return the module's output for a tensor or a packed sequence, with or without a state."""
-        needed = [each.requires_grad for each in self.module.parameters()]
+        needed = [parameter.requires_grad for parameter in self.module.parameters()]
 
         def note(tensor: Tensor) -> Tensor:
             needed.append(tensor.requires_grad)

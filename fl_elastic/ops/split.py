@@ -77,21 +77,25 @@ class SplitModel:
         the cut.
         """
         inside = {
-            id(each)
+            id(tensor)
             for module in self.prefix_modules
-            for each in (*module.parameters(), *module.buffers())
+            for tensor in (*module.parameters(), *module.buffers())
         }
         parts = self.cut.module.split(".")
         around = [".".join(parts[:depth]) for depth in range(len(parts))]
         named = [
-            *((n, each) for n, each in self.model.named_parameters() if n not in self._above),
             *(
-                (f"{name}.{own}", each)
+                (n, parameter)
+                for n, parameter in self.model.named_parameters()
+                if n not in self._above
+            ),
+            *(
+                (f"{name}.{own}", buffer)
                 for name in around
-                for own, each in self.model.get_submodule(name).named_buffers(recurse=False)
+                for own, buffer in self.model.get_submodule(name).named_buffers(recurse=False)
             ),
         ]
-        return [(name, each) for name, each in named if id(each) not in inside]
+        return [(name, tensor) for name, tensor in named if id(tensor) not in inside]
 
     def __enter__(self) -> SplitModel:
         self._modes = [(m, m.training) for each in self.prefix_modules for m in each.modules()]
@@ -198,7 +202,7 @@ class SplitModel:
             ) from error
         finally:
             self._value = 0.0
-        if not all(_alike(whole, each) for each in parts):
+        if not all(_alike(whole, part) for part in parts):
             raise ModelError(
                 f"the model gives other outputs when it is run from its cut at {self.cut.module!r} on"
             )
@@ -258,7 +262,7 @@ class SplitModel:
         open_ended = map_rows(lambda t: torch.ones_like(t) if _is_mask(t) else t, inputs)
         kinds = [inputs, open_ended, map_rows(lambda t: _ending(t) if _is_mask(t) else t, inputs)]
         try:
-            apart = torch.cat([self.features(each) for each in kinds])
+            apart = torch.cat([self.features(kind) for kind in kinds])
             return _alike(apart, self.features(join_examples(kinds)))
         except (RuntimeError, ValueError, IndexError):
             # For example, the model cuts a batch to its longest example.

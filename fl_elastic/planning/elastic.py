@@ -242,7 +242,9 @@ def costlier_steps(request: PlanRequest) -> list[PlanRequest]:
     if len(counts) > _ALLOWANCES:
         counts = np.geomspace(fewest, most, _ALLOWANCES).round().astype(int)
     allowances = sorted({min(total / count, longest) for count in counts.tolist()} | {longest})
-    return [request.allowing(each * (1 + 1e-9)) for each in allowances if each >= lowest]
+    return [
+        request.allowing(allowance * (1 + 1e-9)) for allowance in allowances if allowance >= lowest
+    ]
 
 
 def _best_suffix(request: PlanRequest) -> Mask:
@@ -340,7 +342,9 @@ def _exchanged(request: PlanRequest, mask: Mask) -> Mask:
         else:
             value = float(worth[mask].sum())
             others = (_without(request, mask, each) for each in left[:_MOST_FILLED])
-            found = next((each for each in others if worth[each].sum() > value * (1 + 1e-9)), None)
+            found = next(
+                (other for other in others if worth[other].sum() > value * (1 + 1e-9)), None
+            )
             if found is None:
                 return mask
         mask = _fill(request, found)

@@ -104,8 +104,8 @@ class Plan:
     def case(self, profile: CostProfile) -> StepCase:
         """Return the inputs of the memory model for a step of this plan, from the costs of plain steps."""
         case = StepCase(profile)
-        for each in self.transforms:
-            case = each.case(case)
+        for transform in self.transforms:
+            case = transform.case(case)
         return case
 
     def memory(self, profile: CostProfile) -> StepMemory:

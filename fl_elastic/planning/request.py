@@ -274,7 +274,7 @@ class PlanRequest:
             raise BudgetError(f"{reason}{self._instead()}")
         allowed = self._allowed_besides_sending(policy, sent)
         transforms = self._transforms(modes, recomputed)
-        again = sum(each.seconds(profile) for each in transforms)
+        again = sum(transform.seconds(profile) for transform in transforms)
         everything = np.ones(len(profile), dtype=bool)
         trained = np.array([not mode.is_frozen for mode in modes])
         return Plan(

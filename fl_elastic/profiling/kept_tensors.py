@@ -116,12 +116,12 @@ def in_flight(
             started[index] += max((sizes[i] for i in graph.nodes[index].inputs), default=0.0)
     passing = np.cumsum(started - ended)[:count]
     dropping = np.where([_may_drop(node) for node in graph.nodes], passing, 0.0)
-    handed = np.array([each.passing for each in orders])
+    handed = np.array([order.passing for order in orders])
     return InFlight(
         passing + handed,
         passing - made[:count] + handed,
         dropping,
-        np.array([each.training for each in orders]) - handed,
+        np.array([order.training for order in orders]) - handed,
         inference,
     )
 
@@ -229,8 +229,8 @@ def node_table(profile: CostProfile) -> NodeTable:
         saved.nodes[order],
         saved.tensors[order],
         owners,
-        np.array([each[0] for each in owners]),
-        np.array([each.statistics for each in profile.graph.groups]),
+        np.array([owner[0] for owner in owners]),
+        np.array([group.statistics for group in profile.graph.groups]),
         np.array([-1 if node.group is None else node.group for node in nodes]),
         kinds != LeanKind.PRODUCT,
         kinds == LeanKind.NONE,

@@ -229,7 +229,7 @@ def _noted(
     by_number = _by_known_number(kept, list(places))
     for part in parts:
         inputs = [each for tensor in part.inputs for each in _storages_of(tensor)]
-        held = [marked(each) for each in inputs if each.data_ptr() not in own]
+        held = [marked(input_) for input_ in inputs if input_.data_ptr() not in own]
         for number in places:
             if part.first <= number < part.end:
                 by_number.setdefault(number, []).extend(held)

@@ -104,15 +104,15 @@ class Sample:
         if not common:
             raise UpdateError("the clients have no place in common")
         offset, folds = 0, []
-        for each in samples:
-            folds.append(each.folds + offset)
-            offset += int(each.folds.max(initial=-1)) + 1
+        for sample in samples:
+            folds.append(sample.folds + offset)
+            offset += int(sample.folds.max(initial=-1)) + 1
         return cls(
-            {place: np.concatenate([each.rows[place] for each in samples]) for place in common},
-            np.concatenate([each.constant for each in samples]),
-            np.concatenate([each.targets for each in samples]),
+            {place: np.concatenate([sample.rows[place] for sample in samples]) for place in common},
+            np.concatenate([sample.constant for sample in samples]),
+            np.concatenate([sample.targets for sample in samples]),
             np.concatenate(folds),
-            np.repeat(np.arange(len(samples)), [len(each.folds) for each in samples]),
+            np.repeat(np.arange(len(samples)), [len(sample.folds) for sample in samples]),
         )
 
     def times(self, weight: float) -> Sample:

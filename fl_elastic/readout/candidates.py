@@ -158,7 +158,7 @@ def _holds_tokens(model: nn.Module, shape: tuple[int, ...]) -> bool:
     if len(shape) not in (2, 3):
         return False
     kinds = list(model.modules())
-    normed = {tuple(each.normalized_shape) for each in kinds if isinstance(each, nn.LayerNorm)}
+    normed = {tuple(kind.normalized_shape) for kind in kinds if isinstance(kind, nn.LayerNorm)}
     if shape[-1:] in normed and shape[-1] != shape[0]:
         return True
-    return len(shape) == 2 and not any(isinstance(each, nn.Conv1d) for each in kinds)
+    return len(shape) == 2 and not any(isinstance(kind, nn.Conv1d) for kind in kinds)

@@ -48,8 +48,8 @@ def loaded(model: nn.Module, state: Mapping[str, Any], inputs: Any) -> nn.Module
     inside = uncompiled(model)
     prefix = wrapper_prefix(inside)
     arrays = {
-        name.removeprefix(COMPILED).removeprefix(prefix): _as_array(each)
-        for name, each in state.items()
+        name.removeprefix(COMPILED).removeprefix(prefix): _as_array(array)
+        for name, array in state.items()
     }
     places, found = places_of(arrays), model
     if places:

@@ -115,7 +115,7 @@ def link_of(outputs: Tensor, scores: Tensor, axis: int = 1) -> str | None:
     if outputs.dtype == scores.dtype and outputs.data_ptr() == scores.data_ptr():
         return ""
     given = outputs.reshape(scores.shape).double()
-    rounding = _STEPS * max(torch.finfo(each.dtype).eps for each in (outputs, scores))
+    rounding = _STEPS * max(torch.finfo(tensor.dtype).eps for tensor in (outputs, scores))
     if outputs.dtype != scores.dtype and torch.allclose(given, scores.double(), rounding, 0.0):
         return ""
     for name, link in _LINKS.items():

@@ -53,7 +53,7 @@ class PlacesReply:
 
     def at(self, places: Container[Place]) -> PlacesReply:
         """Return the reply reduced to these places."""
-        rows = {place: each for place, each in self.sample.rows.items() if place in places}
+        rows = {place: array for place, array in self.sample.rows.items() if place in places}
         return replace(self, sample=replace(self.sample, rows=rows))
 
 
@@ -132,8 +132,8 @@ def decode_places(data: bytes | memoryview, manifest: Manifest) -> PlacesReply:
         raise UpdateError("header names places without their features, time and tensors")
     for each in features:
         check_count("features of a place", each, 1, _MOST_FEATURES)
-    for each in counts:
-        check_count("rows of a fold", each, 1, _MOST_ROWS)
+    for count in counts:
+        check_count("rows of a fold", count, 1, _MOST_ROWS)
     for each in micro:
         check_count("microseconds", each, 0, _MOST_MICROSECONDS)
     rows = sum(counts)
@@ -218,17 +218,17 @@ def _ranges(indices: tuple[int, ...]) -> list[int]:
     [0, 3, 5, 6]
     """
     bounds: list[int] = []
-    for each in indices:
-        if bounds and bounds[-1] == each:
-            bounds[-1] = each + 1
+    for index in indices:
+        if bounds and bounds[-1] == index:
+            bounds[-1] = index + 1
         else:
-            bounds += [each, each + 1]
+            bounds += [index, index + 1]
     return bounds
 
 
 def _indices(bounds: Any, most: int) -> tuple[int, ...]:
     """Return the numbers in the runs with these bounds."""
-    whole = isinstance(bounds, list) and all(type(each) is int for each in bounds)
+    whole = isinstance(bounds, list) and all(type(bound) is int for bound in bounds)
     if not whole or len(bounds) % 2 or sorted(bounds) != bounds:
         raise UpdateError("header's kept tensors are no runs of indices")
     if bounds and not 0 <= bounds[0] <= bounds[-1] <= most:

@@ -389,11 +389,11 @@ class _Copy:
             return self._model
         if self._copied is None or not self._idle <= idle:
             # A layer may also hold a tensor that it has computed, as weight_norm does, which cannot be copied.
-            held = (each for module in self._model.modules() for each in vars(module).values())
+            held = (value for module in self._model.modules() for value in vars(module).values())
             tensors = [*self._model.parameters(), *self._model.buffers()]
             tensors += [each for each in held if isinstance(each, Tensor)]
             try:
-                self._copied = deepcopy(self._model, {id(each): each for each in tensors})
+                self._copied = deepcopy(self._model, {id(tensor): tensor for tensor in tensors})
             # A model may hold objects that cannot be copied, and raise any exception.
             except Exception:
                 return self._model

@@ -106,7 +106,7 @@ def _fact(value: Any, path: str, arrays: dict[str, Any]) -> Any:
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value):
-        kept = [(each.name, getattr(value, each.name)) for each in fields(value) if each.init]
+        kept = [(field.name, getattr(value, field.name)) for field in fields(value) if field.init]
     elif isinstance(value, Mapping):
         kept = [(str(key), each) for key, each in value.items()]
     elif isinstance(value, (tuple, list, deque, frozenset, set)):
@@ -144,7 +144,7 @@ def _reader(kind: Any) -> _Reader:
         # An alias by Python's ``type`` statement, as NDArray has been since numpy 2.5.
         return _reader(alias.__value__[parts] if parts else alias.__value__)
     if origin in (Union, UnionType):
-        (some,) = (each for each in parts if each is not NoneType)
+        (some,) = (part for part in parts if part is not NoneType)
         read = _reader(some)
         return lambda fact, place, arrays: None if fact is None else read(fact, place, arrays)
     if kind is np.ndarray or origin is np.ndarray:
@@ -179,7 +179,7 @@ def _plain_reader(kind: Any) -> _Reader:
 
 def _dataclass_reader(kind: Any) -> _Reader:
     hints = get_type_hints(kind)
-    readers = {each.name: _reader(hints[each.name]) for each in fields(kind) if each.init}
+    readers = {field.name: _reader(hints[field.name]) for field in fields(kind) if field.init}
 
     def read(fact: Any, place: _Place, arrays: dict[str, Any]) -> Any:
         given = _of_type(dict, fact, place)
@@ -212,7 +212,7 @@ def _mapping_reader(keys: Any, values: Any) -> _Reader:
 
 
 def _row_reader(kinds: tuple[Any, ...]) -> _Reader:
-    readers = [_reader(each) for each in kinds]
+    readers = [_reader(kind) for kind in kinds]
 
     def read(fact: Any, place: _Place, arrays: dict[str, Any]) -> Any:
         given = _of_type(list, fact, place)

@@ -185,7 +185,7 @@ class LastLayerBody(Upper):
                 f"a head in closed form goes into a linear layer with a bias, and {head!r} is {layer}: end the "
                 "model with one"
             )
-        own = [id(each) for _, each in model.named_parameters(remove_duplicate=False)]
+        own = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
         if own.count(id(layer.weight)) > 1:
             raise ModelError(
                 f"the weight of {head!r} is tied to another layer, so no head in closed form can go there"
@@ -196,7 +196,7 @@ class LastLayerBody(Upper):
         super().__init__(model, prepare)
         self.module, self.place, self.kind = layer, head, layer.weight.dtype
         tensors = model.state_dict(keep_vars=True) | dict(model.named_buffers())
-        below = {n: each for n, each in tensors.items() if not n.startswith(f"{head}.")}
+        below = {n: tensor for n, tensor in tensors.items() if not n.startswith(f"{head}.")}
         self.frozen = tuple(name for name in model.state_dict() if name in below)
         # Short, since every stored sample has a copy.
         self.version = fingerprint([], f"{head}/input", sorted(below.items())).hex()[:16]

@@ -23,7 +23,7 @@ _SPARE = 2**16
 
 def state_bytes(tensors: Iterable[int], row_bytes: int) -> int:
     """Return the approximate bytes of a saved state, from the bytes of each tensor of the model and of a sample."""
-    return _FACTS + sum(512 + each for each in tensors) + _ROWS * row_bytes
+    return _FACTS + sum(512 + tensor for tensor in tensors) + _ROWS * row_bytes
 
 
 def saved_sums_bytes(features: int, outputs: int) -> int:

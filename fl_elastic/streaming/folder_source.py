@@ -66,7 +66,7 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[SourceReading]:
             arrays = {name: stored[name] for name in ("x", "y") if name in stored.files}
         if np.ndim(arrays.get("y", [])) == 0:
             # One label says that this is the file of one sample.
-            arrays = {name: each[np.newaxis] for name, each in arrays.items()}
+            arrays = {name: array[np.newaxis] for name, array in arrays.items()}
         x = arrays["x"]
         y = arrays.get("y", [None] * len(x))
         if len(x) != len(y):

@@ -115,7 +115,9 @@ def grow_head(model: nn.Module, name: str, outputs: int, seed: int) -> bool:
         raise ModelError(f"{name!r} is a {type(old).__name__}: only a linear head can grow")
     if outputs <= old.out_features:
         return False
-    users = sum(each is old.weight for _, each in model.named_parameters(remove_duplicate=False))
+    users = sum(
+        parameter is old.weight for _, parameter in model.named_parameters(remove_duplicate=False)
+    )
     if users > 1:
         raise ModelError(f"the weight of {name!r} is tied to another layer, so it cannot grow")
     weight = old.weight.detach()

@@ -102,13 +102,15 @@ class UpperPart(Upper):
         place = f"{cut.module}/{'input' if cut.at_input else 'output'}"
         # Short, since every stored sample has a copy.
         self.version = fingerprint(prefix, place, self._split.loose_tensors).hex()[:16]
-        parameters = [each for module in prefix for each in module.parameters()]
+        parameters = [tensor for module in prefix for tensor in module.parameters()]
         self.place = cut.module
-        frozen = {id(each) for _, each in self._split.loose_tensors} | {
-            id(each) for module in prefix for each in (*module.parameters(), *module.buffers())
+        frozen = {id(tensor) for _, tensor in self._split.loose_tensors} | {
+            id(tensor) for module in prefix for tensor in (*module.parameters(), *module.buffers())
         }
         self.frozen = tuple(
-            name for name, each in model.state_dict(keep_vars=True).items() if id(each) in frozen
+            name
+            for name, tensor in model.state_dict(keep_vars=True).items()
+            if id(tensor) in frozen
         )
         self._trainable = [(each, each.requires_grad) for each in parameters]
         self._noted = note_flags(parameters)

@@ -347,7 +347,7 @@ class StreamLearner:
         """
         if isinstance(sample_ids, str) or not isinstance(sample_ids, Iterable):
             raise StreamError(f"ids {sample_ids!r} are no list: give [{sample_ids!r}]")
-        numbers = {number for each in sample_ids if (number := self._stream.number(each))}
+        numbers = {number for sample_id in sample_ids if (number := self._stream.number(sample_id))}
         rows, classifier = self._memory.known(numbers), self._classifier
         if not rows or classifier.body is None:
             raise StreamError(

@@ -185,7 +185,7 @@ class StepTraining(LearningRule):
 
     def _broken(self, module: nn.Module, loader: Iterable[Batch]) -> str:
         """Return why the model is unusable, whatever the held-out window says; empty if it is usable."""
-        if not all(all_finite(each) for each in module.parameters()):
+        if not all(all_finite(parameter) for parameter in module.parameters()):
             return "a weight is no longer finite"
         with torch.no_grad():
             batch = to_device(next(iter(loader)), model_device(module))
@@ -232,7 +232,9 @@ def apply_round_result(
     undone = _misfit(present, change)
     if not undone:
         weights = applied(present, change, known.labels).weights
-        if all(np.isfinite(each).all() for each in weights.values() if each.dtype.kind == "f"):
+        if all(
+            np.isfinite(weight).all() for weight in weights.values() if weight.dtype.kind == "f"
+        ):
             load_weights(classifier.model, manifest, weights)
             classifier.rebuild()
             if classifier.version != version:

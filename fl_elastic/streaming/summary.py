@@ -34,7 +34,7 @@ def stream_summary(learner: StreamLearner) -> dict[str, Any]:
         "drifts": progress.drifts,
         "adaptations": progress.adaptations,
         "rolled_back": progress.rolled_back,
-        "training_seconds": sum(each.seconds for each in learner.adaptations),
+        "training_seconds": sum(adaptation.seconds for adaptation in learner.adaptations),
         "classes": list(learner.classes),
         "reads": learner.reads,
         "stored": {label_name(label): count for label, count in learner.store.classes.items()},
@@ -44,20 +44,22 @@ def stream_summary(learner: StreamLearner) -> dict[str, Any]:
         "groups": groups,
         "adapted": [
             {
-                "at": each.at,
-                "drift": each.drift,
-                "undone": each.undone,
-                "seconds": each.seconds,
-                "trained": [places[name] for name in each.trained],
+                "at": adaptation.at,
+                "drift": adaptation.drift,
+                "undone": adaptation.undone,
+                "seconds": adaptation.seconds,
+                "trained": [places[name] for name in adaptation.trained],
             }
-            for each in learner.adaptations
+            for adaptation in learner.adaptations
         ],
     }
 
 
 def _in_order(learner: StreamLearner) -> list[str]:
     """Return the names of all groups that were trained, in the model's order."""
-    trained = dict.fromkeys(name for each in learner.adaptations for name in each.trained)
+    trained = dict.fromkeys(
+        name for adaptation in learner.adaptations for name in adaptation.trained
+    )
     names = [name for name, _ in learner.model.named_parameters()]
 
     def place(group: str) -> int:

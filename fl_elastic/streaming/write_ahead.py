@@ -32,7 +32,7 @@ def log_bytes(capacity_bytes: int) -> int:
 
 def labelled_since(folder: Path, events: int) -> frozenset[int]:
     """Return the samples in a learner's folder whose labels came or changed after its first ``events`` events."""
-    later = [each.facts for each in read_events(folder / _FILE) if each.number > events]
+    later = [event.facts for event in read_events(folder / _FILE) if event.number > events]
     return frozenset(int(facts["id"]) for facts in later if "label" in facts)
 
 

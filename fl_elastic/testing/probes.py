@@ -55,7 +55,7 @@ class MadeUpTraining:
         )
 
     def _shadow(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        own = [each for each in self.model.parameters() if each.requires_grad]
+        own = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         return shadow_of(self.optimizer, zip(own, parameters, strict=True))
 
 

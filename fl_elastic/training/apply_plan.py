@@ -145,7 +145,7 @@ def plan_guards(
     They are those of the plan's transforms (`StepTransform.guard`), and one for whole tensors.
     """
     whole = None if optimizer is None else FrozenGuard(model, plan, optimizer)
-    found = (each.guard(model, plan, copies, optimizer) for each in plan.transforms)
+    found = (transform.guard(model, plan, copies, optimizer) for transform in plan.transforms)
     return [guard for guard in (whole, *found) if guard is not None]
 
 
@@ -209,9 +209,9 @@ class FrozenGuard:
         moves_others = not moves_by_gradient(optimizer)
         driven = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self.still = [
-            each
-            for each in (model.parameters() if moves_others else ())
-            if id(each) not in trained and (id(each) in driven or trainable(each))
+            parameter
+            for parameter in (model.parameters() if moves_others else ())
+            if id(parameter) not in trained and (id(parameter) in driven or trainable(parameter))
         ]
         self._values: list[Tensor] = []
         self._within = 0
@@ -263,7 +263,7 @@ def held_in_eval(model: nn.Module, norms: Sequence[nn.Module] | None = None) -> 
         The norms to hold; by default all that have statistics.
     """
     if norms is None:
-        norms = [each for each in model.modules() if isinstance(each, NormWithStatistics)]
+        norms = [module for module in model.modules() if isinstance(module, NormWithStatistics)]
     before = [(norm, norm.__dict__.get("train")) for norm in norms]
     with modes_kept(model):
         for norm in norms:

@@ -157,7 +157,7 @@ def trained_parts(
     sides: dict[str, list[NDArray[np.bool_]]] = {}
     dims: dict[str, int] = {}
     for plan in plans:
-        opened = any(each.opens_steps for each in plan.transforms)
+        opened = any(transform.opens_steps for transform in plan.transforms)
         for group, mode in zip(plan.groups, plan.modes, strict=True):
             for name in mode.trains(group):
                 weight = model.get_parameter(name)
@@ -184,8 +184,8 @@ def _rows_and_columns(
     name: str, plan: Plan, group: TensorGroup, mode: Mode, model: nn.Module
 ) -> Part:
     """Return which indices of a weight's first and second axis a plan trains."""
-    for each in plan.transforms:
-        part = each.trained_part(name, group, mode, model)
+    for transform in plan.transforms:
+        part = transform.trained_part(name, group, mode, model)
         if part is not None:
             return part
     # A vector counts as one column.

@@ -120,7 +120,7 @@ def _gradients(
         weight.requires_grad_(True)
     loss = compute_loss(model, loss_fn, batch)
     found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-    if not all_finite(loss) or not all(all_finite(each) for each in found):
+    if not all_finite(loss) or not all(all_finite(gradient) for gradient in found):
         raise DivergedError(
             f"the loss on a batch is {loss.item()} or its gradient is not finite: check the batch for NaN"
         )
@@ -131,9 +131,13 @@ def _first_step(
     optimizer: torch.optim.Optimizer, model: nn.Module, gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the change of each weight by the optimiser's first step with these gradients, without applying it."""
-    before = {name: each.detach() for name, each in model.named_parameters() if each.requires_grad}
-    after = {name: nn.Parameter(each.clone()) for name, each in before.items()}
+    before = {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    after = {name: nn.Parameter(tensor.clone()) for name, tensor in before.items()}
     for name, gradient in gradients.items():
         after[name].grad = gradient
-    shadow_of(optimizer, ((model.get_parameter(n), each) for n, each in after.items())).step()
+    shadow_of(optimizer, ((model.get_parameter(n), tensor) for n, tensor in after.items())).step()
     return {name: after[name].detach() - before[name] for name in gradients}

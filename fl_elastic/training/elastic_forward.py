@@ -138,7 +138,7 @@ class ElasticForward:
         transforms : sequence of StepTransform
             The plan's transforms: they may change the features.
         """
-        key = tuple(part for each in transforms for part in each.feature_key())
+        key = tuple(part for transform in transforms for part in transform.feature_key())
         # A shallower plan can go on with the stored features, unless its transforms change them.
         useful = self._groups_above is not None or key == self._key
         deepest = max(depth, (self.locked_groups or 0) - 1) if useful else depth
@@ -350,7 +350,7 @@ class ElasticForward:
 def _place(cut: Cut, transforms: Sequence[StepTransform]) -> str:
     """Return what identifies the features at a cut besides the weights below: the place and the transforms."""
     below = {cut.module, *(name for name, _ in cut.skipped)}
-    keys = [part for each in transforms for part in each.feature_key(below)]
+    keys = [part for transform in transforms for part in transform.feature_key(below)]
     return "/".join([cut.module, str(cut.at_input), *keys])
 
 

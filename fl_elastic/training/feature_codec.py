@@ -138,8 +138,8 @@ def fingerprint(
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that a module computes with, including buffers that are not saved."""
     saved = {
-        name: each
-        for name, each in module.state_dict(keep_vars=True).items()
-        if isinstance(each, Tensor)
+        name: tensor
+        for name, tensor in module.state_dict(keep_vars=True).items()
+        if isinstance(tensor, Tensor)
     }
     return saved | dict(module.named_buffers())

@@ -160,7 +160,7 @@ class FeatureStore:
             return
         if self._dtype is None:
             # Reading a row that an earlier process stored sets the dtype.
-            self.read([_ID.unpack(each) for each in islice(self._rows.places, 1)])
+            self.read([_ID.unpack(place) for place in islice(self._rows.places, 1)])
         if features.dtype != self._dtype:
             # Another dtype means that features are computed in another way, and have another range.
             self.keep_only(())

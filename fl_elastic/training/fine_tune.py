@@ -150,7 +150,7 @@ def fine_tune(
     model, _ = readout_of(model, loader, read, loss_fn=loss_fn)
     reads = places_of(ModelState.of(model).tensors)
     epochs = (0 if reads else _EPOCHS) if epochs is None else epochs
-    if not epochs or not any(each.requires_grad for each in model.parameters()):
+    if not epochs or not any(parameter.requires_grad for parameter in model.parameters()):
         return _head_alone(model, reads, loader, loss_fn)
     counter = example_counter(loss_fn)
     first = first_batches(loader, 2, model_device(model), counter)

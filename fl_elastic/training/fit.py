@@ -329,7 +329,7 @@ class Fit:
     def _reserve_closing(self, plan: Plan) -> None:
         """Charge the time of the forward passes that follow the steps."""
         model, steps = self.step.model, self.control.requested_steps
-        passes = sum(each.closing_passes(model, steps) for each in plan.transforms)
+        passes = sum(transform.closing_passes(model, steps) for transform in plan.transforms)
         if passes:
             seconds = passes * float(self.profile.forward_seconds[-1])
             self.control.spent += seconds
@@ -438,13 +438,13 @@ class Fit:
     def _statistics(self, trained: Container[str] = ()) -> dict[str, tuple[Tensor, int]]:
         """Return copies of what training may change without a gradient, and how often each was written."""
         movable = self._movable(trained)
-        return {name: (each.detach().clone(), writes_to(each)) for name, each in movable}
+        return {name: (tensor.detach().clone(), writes_to(tensor)) for name, tensor in movable}
 
     def _movable(self, trained: Container[str] = ()) -> Iterable[tuple[str, Tensor]]:
         """Return what training may change without a gradient: buffers that travel, and `FitStart.followers`."""
         buffers = [
-            (name, each)
-            for name, each in self.step.model.named_buffers()
+            (name, buffer)
+            for name, buffer in self.step.model.named_buffers()
             if self.start.travels(name)
         ]
         others = [item for item in self.start.followers.items() if item[0] not in trained]

@@ -57,25 +57,27 @@ class FitStart:
         self._attributes, found = Attributes.of(model), followers(model)
         # Listed once: torch walks all modules for each listing.
         self._named = list(model.named_parameters(remove_duplicate=False))
-        parameters = {id(each) for _, each in self._named}
+        parameters = {id(parameter) for _, parameter in self._named}
         sent = {key for key, names in names_of.items() if any(name in index for name in names)}
         buffers = model.named_buffers(remove_duplicate=False)
-        self._travelling = {name for name, each in (*self._named, *buffers) if id(each) in sent}
+        self._travelling = {
+            name for name, parameter in (*self._named, *buffers) if id(parameter) in sent
+        }
         # A tied tensor has several names, all of which travel. A state may also hold tensors that are neither
         # parameters nor buffers.
         self.weights = {
-            name: array_of(each)
-            for name, each in self._state.tensors.items()
-            if name in index and id(each) not in parameters
+            name: array_of(tensor)
+            for name, tensor in self._state.tensors.items()
+            if name in index and id(tensor) not in parameters
         }
         following = {id(each) for each in found}
-        first_names = {id(each): name for name, each in reversed(self._named)}
+        first_names = {id(parameter): name for name, parameter in reversed(self._named)}
         self.followers = {first_names[id(each)]: each for each in found}
         # Torch counts writes by its own operations; whoever exchanges the data changes its address.
         self._written = {
-            name: (each, writes_to(each), each.data_ptr())
-            for name, each in self._named
-            if id(each) not in following
+            name: (parameter, writes_to(parameter), parameter.data_ptr())
+            for name, parameter in self._named
+            if id(parameter) not in following
         }
         self._buffers: list[tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]] = []
         for prefix, module in model.named_modules():
@@ -90,7 +92,7 @@ class FitStart:
         self._parameters: dict[int, tuple[nn.Parameter, NDArray[Any]]] = {}
         optimizer = optimizing()
         self._moves_by_gradient = moves_by_gradient(optimizer)
-        self._optimizers = [_Optimizer(each) for each in parts_of(optimizer)]
+        self._optimizers = [_Optimizer(part) for part in parts_of(optimizer)]
         if self.followers:
             self.about_to_train(self.followers.values())
 
@@ -103,8 +105,8 @@ class FitStart:
                 for name in self._state.names.get(id(parameter), ()):
                     if name in self.manifest.index:
                         self.weights[name] = value
-            for each in self._optimizers:
-                each.about_to_train(parameter)
+            for optimizer in self._optimizers:
+                optimizer.about_to_train(parameter)
 
     def before(self, parameter: nn.Parameter) -> NDArray[Any]:
         """Return the value of a parameter when it was about to be trained."""
@@ -113,9 +115,9 @@ class FitStart:
     def unmoved(self, but: Collection[str]) -> dict[str, NDArray[Any]]:
         """Return the copied values of parameters by the names that modules give them, except those in ``but``."""
         return {
-            name: self._parameters[id(each)][1]
-            for name, each in self._named
-            if id(each) in self._parameters and name not in but
+            name: self._parameters[id(parameter)][1]
+            for name, parameter in self._named
+            if id(parameter) in self._parameters and name not in but
         }
 
     def travels(self, name: str) -> bool:
@@ -133,12 +135,12 @@ class FitStart:
         TrainingError
             If hooks have changed a trained parameter that is not in ``stepped``.
         """
-        for name, each in self._named:
+        for name, parameter in self._named:
             if (
                 name not in stepped
-                and id(each) in self._parameters
-                and has_gradient_hooks(each)
-                and not np.array_equal(self._parameters[id(each)][1], array_of(each))
+                and id(parameter) in self._parameters
+                and has_gradient_hooks(parameter)
+                and not np.array_equal(self._parameters[id(parameter)][1], array_of(parameter))
             ):
                 raise TrainingError(
                     f"{name!r} was changed in the backward pass and not by optimizer.step(), as by an optimiser "
@@ -182,8 +184,8 @@ class FitStart:
                 parameter.copy_(torch.as_tensor(array))
         for parameter in self._model.parameters():
             parameter.grad = None
-        for each in self._optimizers:
-            each.restore()
+        for optimizer in self._optimizers:
+            optimizer.restore()
 
 
 class _Optimizer:

@@ -68,7 +68,11 @@ class FreeMemory:
         layers = [module for module in model.modules() if not any(True for _ in module.children())]
         # A library may copy the weights of a convolution into a layout of its own.
         ordered = {
-            layer: sum(each.nbytes for each in layer.parameters(recurse=False) if each.dim() > 2)
+            layer: sum(
+                parameter.nbytes
+                for parameter in layer.parameters(recurse=False)
+                if parameter.dim() > 2
+            )
             for layer in layers
         }
         needed: dict[nn.Module, int] = {}
@@ -77,7 +81,7 @@ class FreeMemory:
             self.look(needed.get(layer, inference))
 
         def after(layer: nn.Module, given: Any, output: Any) -> None:
-            passed = sum(each.nbytes for each in (*given, output) if isinstance(each, Tensor))
+            passed = sum(tensor.nbytes for tensor in (*given, output) if isinstance(tensor, Tensor))
             needed[layer] = size = passed + ordered[layer]
             if not isinstance(output, Tensor) or output.grad_fn is None:
                 return

@@ -64,7 +64,7 @@ class GatheredSums:
         names = ModelState.of(model).names
         layer, classes = self._kind
         own = {id(each) for each in model.parameters()} & names.keys()
-        if not all(each is None or id(each) in own for each in (layer.weight, layer.bias)):
+        if not all(tensor is None or id(tensor) in own for tensor in (layer.weight, layer.bias)):
             raise TrainingError(COMPUTED)
         self._move_back()
         products, targets, squares = self._sums
@@ -73,7 +73,7 @@ class GatheredSums:
         found = HeadSums(weight, products, targets, squares, classes, folds)
         held = (part for fold in folds for part in (fold.rows, fold.targets))
         # A number that is not finite makes its row of the products so, the constant's column included.
-        if not all(np.isfinite(each).all() for each in (products[-1], targets, squares, *held)):
+        if not all(np.isfinite(array).all() for array in (products[-1], targets, squares, *held)):
             raise TrainingError(
                 "what enters the last layer, or a target, is not finite: check the data for NaN, and the "
                 "learning rate"

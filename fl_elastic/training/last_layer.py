@@ -96,7 +96,7 @@ class LayerCall:
         A subclass, a hook, an adapter or a quantiser may add something of its own.
         """
         weight = self.layer.weight.detach().flatten(1)
-        given, out = (_flat(self.layer, each)[:_TESTED] for each in (self.given, self.out))
+        given, out = (_flat(self.layer, tensor)[:_TESTED] for tensor in (self.given, self.out))
         if not weight.is_floating_point() or weight.shape != (out.shape[1], given.shape[1]):
             return False
         given = given.to(weight)
@@ -295,7 +295,9 @@ def _rounding(call: LayerCall) -> float:
     """Return the largest relative difference from a linear layer that is rounding."""
     # Convolutions on a GPU use a faster format unless they are told not to.
     exact = isinstance(call.layer, nn.Linear) and torch.get_float32_matmul_precision() == "highest"
-    narrow = max(torch.finfo(each.dtype).eps for each in (call.given, call.out, call.layer.weight))
+    narrow = max(
+        torch.finfo(tensor.dtype).eps for tensor in (call.given, call.out, call.layer.weight)
+    )
     return max(_EXACT if exact or not call.out.is_cuda else _FAST, _STEPS * narrow)
 
 

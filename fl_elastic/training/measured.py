@@ -58,7 +58,7 @@ def measure_plan(
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         before = [parameter.detach().clone() for parameter in trainable]
         optimizer = made_by(optimizer_fn, model)
-        openers = [each.opener(model, None) for each in plan.transforms]
+        openers = [transform.opener(model, None) for transform in plan.transforms]
         opener = next((each for each in openers if each is not None), None)
         for repeat in range(repeats + 1):
             for full in (True, False):

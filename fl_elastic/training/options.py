@@ -219,7 +219,7 @@ def say_what_loss_keeps(model: nn.Module, loss_fn: object) -> None:
     """Warn of weights of the loss, such as the centres of classes: they are in no plan and in no update."""
     if not isinstance(loss_fn, nn.Module):
         return
-    known = {id(each) for each in model.parameters()}
+    known = {id(parameter) for parameter in model.parameters()}
     own = [n for n, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in known]
     if own:
         _LOG.warning(

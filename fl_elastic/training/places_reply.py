@@ -93,13 +93,15 @@ def places_reply(
     rows = dict(found.sample.rows)
     if not asked.places:
         rows = _that_fit(rows, found.sample.targets.shape[1], budget.uplink)
-        if all(each.shape[1] > most for each in rows.values()):
+        if all(row.shape[1] > most for row in rows.values()):
             raise TrainingError(
                 f"no place of the model has at most {max(most, 1)} features, which is all that is affordable: "
                 "allow more memory or uplink bytes"
             )
         rows = {
-            place: each for place, each in rows.items() if found.seconds[place] * of_all <= deadline
+            place: features
+            for place, features in rows.items()
+            if found.seconds[place] * of_all <= deadline
         }
     if not rows:
         raise TrainingError(

@@ -314,7 +314,7 @@ class Planner:
         contains everything that any of them trained.
         """
         first, request = self._first_plan, self.request(correction)
-        if first is not None and any(each.runs_part for each in first.transforms):
+        if first is not None and any(transform.runs_part for transform in first.transforms):
             # What a step runs is also what is sent, so it does not change within a fit.
             return first
         if first is not None:
@@ -325,7 +325,7 @@ class Planner:
         if first is not None:
             chosen = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
             return replace(_choosing(plan, chosen), sending_seconds=first.sending_seconds)
-        lasting = any(each.lasts_a_fit for each in plan.transforms)
+        lasting = any(transform.lasts_a_fit for transform in plan.transforms)
         if lasting or request.budget.uplink is not None or request.sending_seconds_per_byte > 0:
             self._first_plan = plan
         return plan
@@ -482,9 +482,9 @@ class Planner:
         }
         # In the order of importance scores; parameters frozen for good, as below a stream's features, are left out.
         own = [
-            each
-            for name, each in self._model.named_parameters()
-            if each.requires_grad or name in probed
+            parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad or name in probed
         ]
         return shadow_of(self._optimizer(), zip(own, parameters, strict=True))
 

@@ -67,7 +67,9 @@ class StepLog:
     def count(self, tensors: Mapping[str, nn.Parameter], parts: Collection[int] = ()) -> None:
         """Count a step for the tensors that have a gradient, or whose id is in ``parts``."""
         self.tensor_steps.update(
-            name for name, each in tensors.items() if each.grad is not None or id(each) in parts
+            name
+            for name, parameter in tensors.items()
+            if parameter.grad is not None or id(parameter) in parts
         )
 
     def after_step(self) -> float:

@@ -120,7 +120,9 @@ class TrainingStep:
         optimizer = self.optimizing()
         self._guards = plan_guards(plan, self.model, unmoved, optimizer)
         by_gradient = moves_by_gradient(optimizer)
-        self._moved_anyway = set() if by_gradient else {id(each) for each in trained.values()}
+        self._moved_anyway = (
+            set() if by_gradient else {id(parameter) for parameter in trained.values()}
+        )
         self.moved = set()
         self._opener = None
         for transform in plan.transforms:
@@ -155,7 +157,9 @@ class TrainingStep:
         )
         with opened as stand_ins:
             value = self._take(optimizer, batch, stand_ins)
-            self.moved = {id(each.whole) for each in stand_ins if each.part.grad is not None}
+            self.moved = {
+                id(stand_in.whole) for stand_in in stand_ins if stand_in.part.grad is not None
+            }
             self.moved |= self._moved_anyway
         return value
 
@@ -256,7 +260,7 @@ class ProximalPull:
         stand_ins : iterable of StandIn
             Stand-ins that are pulled in place of their parameters.
         """
-        instead = {id(each.whole): each for each in stand_ins}
+        instead = {id(stand_in.whole): stand_in for stand_in in stand_ins}
         for parameter, anchor in self.anchors:
             each = instead.get(id(parameter))
             if each is not None:
@@ -331,8 +335,8 @@ class StepImportance:
 @torch.no_grad()
 def _along(gradient: Tensor, now: Tensor, before: Tensor) -> float:
     """Return the sum of gradient times change, computed in parts."""
-    tensors = [each if each.dim() else each[None] for each in (gradient, now, before)]
+    tensors = [tensor if tensor.dim() else tensor[None] for tensor in (gradient, now, before)]
     rows = max(_PART // max(now[:1].numel() if now.dim() else 1, 1), 1)
-    parts = zip(*(torch.split(each, rows) for each in tensors), strict=True)
+    parts = zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
     sums = [torch.sum((w - b.to(w)).mul_(g), dtype=torch.float32) for g, w, b in parts]
     return float(torch.stack(sums).sum())

@@ -346,13 +346,13 @@ class ElasticTrainer:
         fit.start.check_moves(fit.log.tensor_steps)
         self.plan = fit.plan
         self._hold_state(fit.plan)
-        plans = tuple(each for _, each in fit.plans)
+        plans = tuple(plan for _, plan in fit.plans)
         held = {} if step.opener is None else step.opener.held
         self._trained = Trained(
             fit.start.weights, fit.log.tensor_steps, plans, held, num_examples,
             tuple(sorted(fit.stayed_here)),
         )  # fmt: skip
-        self.state.trained(np.any([each.mask for each in plans], axis=0).tolist())
+        self.state.trained(np.any([plan.mask for plan in plans], axis=0).tolist())
         self.state.memory = self.planner.memory
         if step.forward is not None:
             step.forward.forget_others(data.loader)
@@ -417,7 +417,7 @@ class ElasticTrainer:
 
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
     """Return the profile scaled to the fit's measurements; for steps of a part, only full passes count."""
-    if not any(each.runs_part for each in fit.plan.transforms):
+    if not any(transform.runs_part for transform in fit.plan.transforms):
         loading = fit.profile.fixed_seconds - profile.fixed_seconds
         planned = fit.plan.predicted_step_seconds - loading
         taken = fit.control.recent_step_seconds - loading

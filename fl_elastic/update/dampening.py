@@ -47,8 +47,8 @@ class SquaredGradients:
     def __post_init__(self) -> None:
         if self.examples < 1:
             raise UpdateError(f"squared gradients of {self.examples} examples: take at least one")
-        for name, each in self.sums.items():
-            if not np.isfinite(each).all() or (each < 0).any():
+        for name, array in self.sums.items():
+            if not np.isfinite(array).all() or (array < 0).any():
                 raise UpdateError(
                     f"the squared gradients of {name!r} are negative or not finite: check the model's weights and "
                     "the examples, or leave out the device that sent them"
@@ -62,7 +62,7 @@ class SquaredGradients:
             raise UpdateError(
                 "squared gradients of two models cannot be added: their parameters differ"
             )
-        sums = {name: each + other.sums[name] for name, each in self.sums.items()}
+        sums = {name: array + other.sums[name] for name, array in self.sums.items()}
         return SquaredGradients(sums, self.examples + other.examples)
 
     @property
@@ -78,7 +78,7 @@ class SquaredGradients:
     def times(self, factor: float) -> SquaredGradients:
         """Return the sums multiplied by ``factor``, for the same number of examples."""
         return SquaredGradients(
-            {name: each * np.float32(factor) for name, each in self.sums.items()}, self.examples
+            {name: array * np.float32(factor) for name, array in self.sums.items()}, self.examples
         )
 
 

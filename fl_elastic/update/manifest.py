@@ -59,16 +59,18 @@ def travelling(model: nn.Module) -> list[str]:
 
     state = _state_of(model)
     parameters = list(state.model.parameters())
-    flags = [trainable(each) for each in parameters]
+    flags = [trainable(parameter) for parameter in parameters]
     pairs = list(zip(parameters, flags, strict=True))
-    frozen = any(each.is_floating_point() for each, flag in pairs if not flag)
+    frozen = any(parameter.is_floating_point() for parameter, flag in pairs if not flag)
     if not frozen or not any(flags):
         return list(state.tensors)
-    moving = {id(each) for each, flag in pairs if flag} | _moving_buffers(state.model)
+    moving = {id(parameter) for parameter, flag in pairs if flag} | _moving_buffers(state.model)
     # Tensors that define where a head reads, and onto which directions features are projected.
     reads = (READ_FROM, f"{PROJECTION}.") if READ_FROM in state.tensors else ()
     return [
-        name for name, each in state.tensors.items() if id(each) in moving or name.startswith(reads)
+        name
+        for name, tensor in state.tensors.items()
+        if id(tensor) in moving or name.startswith(reads)
     ]
 
 
@@ -79,10 +81,10 @@ def _moving_buffers(model: nn.Module) -> set[int]:
 
     found: set[int] = set()
     for module in model.modules():
-        own = [trainable(each) for each in module.parameters(recurse=False)]
+        own = [trainable(parameter) for parameter in module.parameters(recurse=False)]
         held = isinstance(module, NormWithStatistics) and bool(own) and not any(own)
         buffers = dict(module.named_buffers(recurse=False))
-        floating = [name for name, each in buffers.items() if each.is_floating_point()]
+        floating = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
         others = [name for name in buffers if name not in floating]
         counters = [name for name in others if buffers[name].numel() == 1]
         # Scales of quantised weights are left out together with the weights.
@@ -211,7 +213,7 @@ class Manifest:
 
         found = _state_of(model)
         refuse_unshaped(found.model)
-        trained = {id(each) for each in found.model.parameters()}
+        trained = {id(parameter) for parameter in found.model.parameters()}
         state = found.tensors
         if not whole:
             state = {name: state[name] for name in travelling(found.model)}

@@ -13,8 +13,8 @@ import torch
 from small_federation import Weights, build, elastic_client
 
 from fl_elastic.flower import ElasticClient
+from fl_elastic.flower.forget_request import ForgetRequest
 from fl_elastic.flower.records import PACKED
-from fl_elastic.flower.unlearning_request import UnlearningRequest
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.model_wire import encode_weights
@@ -158,8 +158,8 @@ def test_what_earlier_updates_lost_of_examples_to_be_forgotten_is_not_sent_later
 
     def made(wish: Any = None) -> ElasticClient:
         one = kept if memory else client("topk", tmp_path)
-        if wish is not None and one.unlearning.examples is None:
-            one.unlearning = UnlearningRequest.of(wish)
+        if wish is not None and one.forget_request.examples is None:
+            one.forget_request = ForgetRequest.of(wish)
         return one
 
     first = sent(made())

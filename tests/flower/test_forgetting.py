@@ -34,7 +34,7 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.client_round import ClientRound
-from fl_elastic.flower.forgetting import UnlearningRequests, dampened
+from fl_elastic.flower.forgetting import ForgetRequests, dampened
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.tasks.forgetting import SumSquaredGradients
@@ -327,7 +327,7 @@ def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for
 
 
 def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
-    requests = UnlearningRequests()
+    requests = ForgetRequests()
     request = "ab" * 16
     requests.hear(2, request)
     assert requests.open_of([1, 2]) == {2: request} and requests.met_of(2) == ""
@@ -337,7 +337,7 @@ def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
     assert requests.met_of(2) == request
     requests.undone(3)
     assert requests.met_of(2) == "" and not requests.open_of([2])
-    again = UnlearningRequests()
+    again = ForgetRequests()
     again.restore(requests.to_state())
     again.hear(2, request)
     assert again.met_of(2) == "" and not again.open_of([2])
@@ -345,7 +345,7 @@ def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
 
 @pytest.mark.parametrize("said", [None, 7, "", "xyz" * 8, "ab" * 40, "AB" * 16, b"ab" * 16])
 def test_what_is_no_digest_is_no_wish(said: object) -> None:
-    requests = UnlearningRequests()
+    requests = ForgetRequests()
     requests.hear(1, said)
     assert not requests.open_of([1])
 
@@ -594,12 +594,12 @@ def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
     strategy = PartialUpdates(quiet(FedAvg), config=RoundConfig(forget=ALPHA))
     apps = {n: elastic_client_app(lambda _, n=n: fresh(n)) for n in range(1, NODES + 1)}
     run(strategy, apps, known, 2)
-    tried = [*strategy.fleet.unlearning.to_state().rounds]
+    tried = [*strategy.fleet.forget_requests.to_state().rounds]
     assert tried == [digest_of(THEIRS, "2")]
 
 
 def test_the_server_remembers_a_bounded_number_of_requests() -> None:
-    requests, first = UnlearningRequests(), f"{0:032x}"
+    requests, first = ForgetRequests(), f"{0:032x}"
     requests.tried({number: f"{number:032x}" for number in range(10_002)}, 1)
     kept = requests.to_state().rounds
     assert len(kept) == 10_000 and first not in kept and f"{10_001:032x}" in kept

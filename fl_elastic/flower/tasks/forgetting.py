@@ -35,7 +35,7 @@ class SumSquaredGradients(RoundTask):
         seconds = work.budget.deadline or math.inf
         everything, forgotten = data.squares(
             lambda loss: squares_with(
-                data.model, loss, examples, work.client.unlearning.examples,
+                data.model, loss, examples, work.client.forget_request.examples,
                 examples=work.size(examples).examples, seconds=seconds,
             )
         )  # fmt: skip

@@ -71,8 +71,8 @@ class Train(RoundTask):
     def answer(self, work: ClientRound) -> Answer:
         """Train with a new optimiser, without momentum from earlier rounds; return the update."""
         client, data = work.client, work.data
-        if client.unlearning.pending:
-            client.state.forget_examples(client.unlearning.digest(client.client_id))
+        if client.forget_request.pending:
+            client.state.forget_examples(client.forget_request.digest(client.client_id))
         options, profile = work.options, work.known_profile()
         # An unknown profile is estimated inside the fit, where its time counts against the budget.
         epochs = work.epochs
@@ -124,7 +124,7 @@ class Train(RoundTask):
         if self.cut or self.kept_head:
             indices = sorted(work.data.manifest.index[name] for name in trainer.may_train)
             metrics[MAY_TRAIN] = json.dumps(indices)
-        request, name = work.client.unlearning, work.client.client_id
+        request, name = work.client.forget_request, work.client.client_id
         request.confirm(name, self.forgotten)
         if request.pending:
             metrics[FORGET] = request.digest(name)

@@ -97,12 +97,12 @@ def squared_gradients(
                         sums[name] += (gradient.float() / longest) ** 2
     if not examples:
         raise TrainingError("there is no example to take gradients of: the loader gave no batch")
-    return SquaredGradients({name: each.cpu().numpy() for name, each in sums.items()}, examples)
+    return SquaredGradients({name: array.cpu().numpy() for name, array in sums.items()}, examples)
 
 
 def _length(gradients: Collection[Tensor]) -> float:
     # In fp32 the squares of small gradients underflow to 0.
-    largest = max(float(each.abs().max()) for each in gradients)
+    largest = max(float(gradient.abs().max()) for gradient in gradients)
     if not largest:
         return 0.0
     return largest * math.sqrt(sum(float((g.float() / largest).square().sum()) for g in gradients))
@@ -117,7 +117,9 @@ def digest_of(loader: Iterable[Batch], client: str) -> str:
     >>> digest_of([(x, y)], "") == digest_of([(x[2:], y[2:]), (x[:2].flip(0), y[:2].flip(0))], "")
     True
     """
-    examples = sorted(each for batch, _ in counted(loader) for each in sample_ids(as_pair(batch)))
+    examples = sorted(
+        sample_id for batch, _ in counted(loader) for sample_id in sample_ids(as_pair(batch))
+    )
     found = hashlib.blake2b(client.encode(), digest_size=16)
     found.update(repr(examples).encode())
     return found.hexdigest()
@@ -171,8 +173,8 @@ def split_over_names(model: nn.Module, squares: SquaredGradients) -> SquaredGrad
     """
     names = ModelState.of(model).by_module_name
     sums = {
-        name: each / np.float32(len(names[own]))
-        for own, each in squares.sums.items()
+        name: array / np.float32(len(names[own]))
+        for own, array in squares.sums.items()
         for name in names[own]
     }
     return SquaredGradients(sums, squares.examples)

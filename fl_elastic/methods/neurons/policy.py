@@ -104,7 +104,7 @@ class NeuronPolicy(Policy):
             kept = kept_inputs(probe.batches[0], self.examples, self.memory_bytes // 2)
             inputs = with_kept(probe.batches[0], kept)
         modules = dict(probe.model.named_modules())
-        names = [each.name for each in self.layers(profile).values()]
+        names = [layer.name for layer in self.layers(profile).values()]
         names = [name for name in names if name in modules and has_neurons(modules[name])]
         width = int(memory.facts.get("width", _WIDTH))
         now = neuron_outputs(probe.model, names, inputs, width)

@@ -83,7 +83,7 @@ class SliceOutPolicy(Policy):
 
         inner, left_out = _inner_widths(profile), _left_out(memory.of(self.name))
         widths = [each for each in inner if each.name not in left_out]
-        found = {each.name for each in proven_widths(probe.model, widths, probe.batches[0])}
+        found = {width.name for width in proven_widths(probe.model, widths, probe.batches[0])}
         if not found:
             # This raises an error that says why, unless the remembered widths were of another model.
             prove_widths(probe.model, inner, probe.batches[0])
@@ -168,7 +168,7 @@ def _inner_widths(profile: CostProfile) -> tuple[Width, ...]:
 def _left_out(memory: PolicyMemory) -> set[str]:
     """Return the widths that an earlier fit found to need all channels; the memory may come from disk."""
     names = memory.facts.get("left_out", ())
-    return {each for each in names if isinstance(each, str)} if isinstance(names, list) else set()
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
 def _sends_windows(windows: Windows) -> bool:

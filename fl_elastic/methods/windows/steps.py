@@ -48,7 +48,7 @@ class WindowSteps:
         self, model: nn.Module, windows: Windows, before: WindowSteps | None = None
     ) -> None:
         self._model, self._windows = model, windows
-        self._names = {id(each): name for name, each in model.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._step = 0
         self._held: dict[str, list[NDArray[np.bool_]]] = {} if before is None else before._held
         self._batches: deque[Batch] = (
@@ -121,9 +121,9 @@ def retake_statistics(model: nn.Module, batches: Sequence[Batch]) -> None:
 
 def _training_norms(model: nn.Module) -> list[BatchNorm]:
     return [
-        each
-        for each in model.modules()
-        if isinstance(each, BatchNorm) and each.training and each.track_running_stats
+        module
+        for module in model.modules()
+        if isinstance(module, BatchNorm) and module.training and module.track_running_stats
     ]
 
 

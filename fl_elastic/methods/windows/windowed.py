@@ -181,7 +181,9 @@ class _Scale:
 @contextmanager
 def _smaller(module: nn.Module, axes: Mapping[int, Span], narrow: list[Narrow]) -> Iterator[None]:
     own: dict[str, nn.Parameter] = {
-        name: each for name, each in own_parameters(module).items() if each is not None
+        name: parameter
+        for name, parameter in own_parameters(module).items()
+        if parameter is not None
     }
     buffers = own_buffers(module)
     statistics = {n: b for n, b in buffers.items() if b is not None and b.dim() == 1}

@@ -355,7 +355,7 @@ def _labels(kept: Sequence[int]) -> NDArray[np.int64]:
     if None not in labels:
         return np.array(labels, np.int64)
     return np.ma.array(
-        [each or 0 for each in labels], np.int64, mask=[each is None for each in labels]
+        [label or 0 for label in labels], np.int64, mask=[label is None for label in labels]
     )
 
 

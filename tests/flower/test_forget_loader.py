@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.flower.unlearning_request import parted
+from fl_elastic.flower.forget_request import parted
 
 X, Y = torch.arange(46.0).reshape(23, 2), torch.arange(23)
 DATA = TensorDataset(X, Y)

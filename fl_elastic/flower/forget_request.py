@@ -17,7 +17,7 @@ from fl_elastic.groups.batch_rows import count_rows, take_examples
 _LOG = logging.getLogger("fl_elastic")
 
 
-class UnlearningRequest:
+class ForgetRequest:
     """Examples that the global model must forget.
 
     Parameters
@@ -52,7 +52,7 @@ class UnlearningRequest:
         self._digest = ""
 
     @classmethod
-    def of(cls, examples: Iterable[Batch] | None) -> UnlearningRequest:
+    def of(cls, examples: Iterable[Batch] | None) -> ForgetRequest:
         """Return a request; raise TrainingError if there are no examples or they can be read only once."""
         if examples is not None and iter(examples) is examples:
             raise TrainingError(
@@ -63,15 +63,15 @@ class UnlearningRequest:
             raise TrainingError("there is no batch to be forgotten: leave forget out")
         return cls(examples)
 
-    def with_ids(self, loader: Iterable[Batch], ids: Iterable[int]) -> UnlearningRequest:
+    def with_ids(self, loader: Iterable[Batch], ids: Iterable[int]) -> ForgetRequest:
         """Return a request that takes more examples out of ``loader``; itself if there are no ids.
 
         Raises
         ------
         TrainingError
-            As `fl_elastic.flower.unlearning_request.parted` does.
+            As `fl_elastic.flower.forget_request.parted` does.
         """
-        from fl_elastic.flower.unlearning_request import numbers_of, parted
+        from fl_elastic.flower.forget_request import numbers_of, parted
 
         numbers, whole = numbers_of(ids), loader
         if not numbers:
@@ -79,7 +79,7 @@ class UnlearningRequest:
         if self._whole is not None and self.rest is loader:
             whole, numbers = self._whole, self._ids | numbers
         rest, gone = parted(whole, numbers)
-        return UnlearningRequest(gone, rest=rest, whole=whole, ids=numbers)
+        return ForgetRequest(gone, rest=rest, whole=whole, ids=numbers)
 
     @property
     def pending(self) -> bool:
