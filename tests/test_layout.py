@@ -137,6 +137,10 @@ def _exists(name: str) -> bool:
     return hasattr(importlib.import_module(module), own)
 
 
+def test_no_module_imports_itself() -> None:
+    assert breaking(lambda path: module_name(path) in imports_of(path), MODULES) == {}
+
+
 def test_imports_are_found_wherever_they_hide(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(

@@ -69,10 +69,8 @@ class ForgetRequest:
         Raises
         ------
         TrainingError
-            As `fl_elastic.flower.forget_request.parted` does.
+            As `parted` does.
         """
-        from fl_elastic.flower.forget_request import numbers_of, parted
-
         numbers, whole = numbers_of(ids), loader
         if not numbers:
             return self
