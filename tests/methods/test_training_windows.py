@@ -26,7 +26,7 @@ from trainer_settings import settings_of
 
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.budget import Budget
-from fl_elastic.errors import PlanError, TrainingError
+from fl_elastic.errors import DivergedError, PlanError, TrainingError
 from fl_elastic.methods.windows.policy import SliceOutPolicy
 from fl_elastic.methods.windows.steps import retake_statistics
 from fl_elastic.methods.windows.windows import Windows
@@ -143,6 +143,14 @@ def test_a_budget_is_held_by_narrower_windows_and_predicted() -> None:
     assert report.plan.transform(Windows) is not None and report.plan.transform(Windows).rate < 1
     assert report.predicted_seconds <= 12 * report.full_step_seconds / 2 * (1 + 1e-6)
     assert 0 < report.steps <= 12
+
+
+def test_outputs_that_are_not_finite_are_refused_before_a_window_is_chosen() -> None:
+    model, batches = conv_net(), images(3)
+    trainer = trainer_of(model, batches[0], SliceOutPolicy(rate=0.5))
+    broken = [(inputs * torch.nan, targets) for inputs, targets in batches]
+    with pytest.raises(DivergedError, match="outputs for a batch are not finite"):
+        trainer.fit(broken)
 
 
 def test_a_failing_fit_puts_model_and_momentum_back() -> None:

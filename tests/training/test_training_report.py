@@ -158,13 +158,13 @@ def test_the_server_is_told_what_the_choice_was_based_on() -> None:
 
 def test_whether_everything_fits_is_asked_once_for_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
-    request = Planner._request
+    request = Planner.request
 
-    def counted(planner: Planner, correction: float) -> object:
+    def counted(planner: Planner, correction: float = 1.0) -> object:
         asked.append(correction)
         return request(planner, correction)
 
-    monkeypatch.setattr(Planner, "_request", counted)
+    monkeypatch.setattr(Planner, "request", counted)
     model, batches = chain(), vectors(50)
     trainer = elastic_trainer(model, batches[0], Budget())
     report = trainer.fit(batches)

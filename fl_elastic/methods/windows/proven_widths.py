@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import PlanError
+from fl_elastic.errors import DivergedError, PlanError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import as_pair
-from fl_elastic.groups.forward import call_model
+from fl_elastic.groups.forward import all_finite, call_model
 from fl_elastic.groups.graph import Width
 from fl_elastic.groups.untouched import repeated_rng, untouched
 from fl_elastic.methods.windows.windowed import spans_of, windowed
@@ -56,6 +56,8 @@ def prove_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> Non
 
     Raises
     ------
+    DivergedError
+        If the model's outputs are not finite.
     PlanError
         If windows of one of them give another result, or cannot be run.
     """
@@ -85,6 +87,10 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         if not isinstance(other, Tensor) or one.shape != other.shape:
             return False
+        if not all_finite(one):
+            raise DivergedError(
+                "the model's outputs for a batch are not finite: check the batch for NaN and the learning rate"
+            )
         # Low-precision numbers are rounded in each layer.
         rounding = torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0
         atol = max(1e-4, 4 * rounding) * float(one.abs().max()) + 1e-6
