@@ -16,9 +16,9 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role, Weights
 from fl_elastic.update.partial import PackedDeltas
 
-# Number of rounds whose sizes say what is usual.
+# Number of past rounds from which the usual size of a change is computed.
 _ROUNDS = 5
-# With fewer contributors a single one could shift what is usual; the usual size may then only double per round.
+# With fewer contributors, a single one could shift the usual size, which may then at most double per round.
 _GROWTH = 2.0
 # In a round, small parameters of an untrained model change by several times their size, on fast devices by many
 # times. Above the first bound a change is compared with the round's other changes; no honest change exceeds the
@@ -26,8 +26,8 @@ _GROWTH = 2.0
 _DOUBTED, _FIRST = 4.0, 1000.0
 # The usual size is then known from a single round only, so this smaller multiple of it is believed.
 _NEW = 10.0
-# A smaller change relative to the tensor or the model is rounding, as that of a bias before a BatchNorm, which has
-# no gradient: over a round's steps, a norm of a batch of two adds up to some 1e-6.
+# A change that is smaller than this, relative to the tensor or the model, is rounding, for example in a bias before
+# a BatchNorm, which has no gradient: over a round's steps, a norm of a batch of two adds up to some 1e-6.
 _ROUNDED = 1e-5
 # No tensor's name begins with a dot.
 _EARLY = ".early."
@@ -35,7 +35,7 @@ _EARLY = ".early."
 
 @dataclass(frozen=True)
 class UsualSizes:
-    """State of a `ChangeClipper`: by tensor, sizes of the last rounds, and those from too few clients."""
+    """State of a `ChangeClipper`: by tensor, the usual sizes of recent rounds, and sizes from too few clients."""
 
     usual: dict[str, tuple[float, ...]]
     early: dict[str, tuple[float, ...]]
@@ -44,7 +44,7 @@ class UsualSizes:
         for least, named in ((math.ulp(0.0), self.usual), (0.0, self.early)):
             for name, sizes in named.items():
                 if not all(least <= size < math.inf for size in sizes):
-                    raise ValueError(f"sizes {sizes[:3]} of {name[:80]!r} are no sizes")
+                    raise ValueError(f"sizes {sizes[:3]} of {name[:80]!r} are not valid sizes")
 
 
 class ChangeClipper:
@@ -53,17 +53,17 @@ class ChangeClipper:
     The size of a change is the root of its mean square. The usual size is the largest of the last five rounds,
     without the largest fifth of each round's contributors: in an unequal fleet most clients take few steps, and
     some take many. So one reply can neither destroy the model nor fill the moments of a server optimiser, whose
-    root mean squares take hundreds of rounds to forget it. Directions are believed: this is not a robust rule.
+    root mean squares take hundreds of rounds to forget it. Directions are not checked: this is not a robust rule.
 
     Nothing is shortened until the usual size is known. Before that, a change is `doubted` if it is more than four
     times as large as the tensor or the model (for a bias or scale, as the model's largest tensor). The caller keeps
-    a doubted update until `hear` was called for all updates of the round. Then ten times the other clients' change
-    of the tensor is believed, or four times the size. If fewer than three clients train the tensor, the others'
-    largest changes relative to their tensors' sizes decide. With one or two clients a change may be a thousand
-    times as large as the tensor.
+    a doubted update until `hear` was called for all updates of the round. A change is then accepted up to ten times
+    the other clients' change of the tensor, or up to four times the size of the tensor. If fewer than three clients
+    train the tensor, the others' largest changes relative to their tensors' sizes decide. With one or two clients a
+    change may be a thousand times as large as the tensor.
 
-    Statistics are not changed. If honest clients make larger changes from one round on, these are shortened once
-    and are usual afterwards.
+    Running statistics are never shortened. If honest clients make larger changes from one round on, these are
+    shortened once and are usual afterwards.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class ChangeClipper:
         return max((time for time in times if time > _DOUBTED), default=0.0)
 
     def hear(self, update: PartialUpdate, manifest: Manifest) -> None:
-        """Record the sizes of an update's changes; the update is bounded once all of the round were heard."""
+        """Record the sizes of an update's changes; call `bounded` after all updates of the round were recorded."""
         for name in update.deltas:
             if manifest.role(name) is Role.PARAMETER:
                 self._seen.setdefault(name, []).append(_size_in(update, name))
@@ -125,7 +125,7 @@ class ChangeClipper:
         Parameters
         ----------
         update : PartialUpdate
-            One that passes `fl_elastic.update.checks.check_update`; its deltas may be replaced.
+            An update that passes `fl_elastic.update.checks.check_update`; its deltas may be replaced.
         manifest : Manifest
             Manifest of the model.
         base : mapping of str to ndarray
@@ -215,7 +215,7 @@ class ChangeClipper:
 
 
 def _usual_of(sizes: Sequence[float]) -> float:
-    """Return the largest size without those of a fifth of the clients, at least one; the mean of one or two.
+    """Return the largest size after dropping the largest fifth (at least one); the mean of one or two sizes.
 
     A fast device takes many times more steps than most, so the median of an unequal fleet would be too small.
 

@@ -24,7 +24,7 @@ class OptimizerState:
     Parameters
     ----------
     moments : dict of str to array
-        By kind and tensor, as ``kind/name``.
+        Moments, each under the key ``kind/name``, where ``name`` is the tensor's.
     counts : dict of str to int
         Number of steps of each tensor.
     """
@@ -34,7 +34,7 @@ class OptimizerState:
 
 
 class ServerOptimizer(ABC):
-    """Takes the merged change of a tensor for a gradient, and steps along it.
+    """Treats the merged change of a tensor as a gradient, and takes a step along it.
 
     It is lazy: a tensor that no client trained keeps its value, its moments and its own count of steps. An
     optimiser that is not lazy would move it along stale moments.
@@ -90,7 +90,7 @@ class ServerOptimizer(ABC):
             raise
         except ValueError as error:
             raise CheckpointError(
-                f"what the server's optimiser kept does not fit the model ({error}): delete the checkpoints"
+                f"the state of the server's optimiser does not fit the model ({error}): delete the checkpoints"
             ) from None
 
     def moved(

@@ -121,7 +121,7 @@ def noised(sums: HeadSums, noise: float, rng: np.random.Generator) -> HeadSums:
     """
     if not sums.classes:
         raise UpdateError(
-            "differential privacy for sums needs classes as targets: the length of numbers is not bounded"
+            "differential privacy for sums needs classes as targets: numeric targets have no bounded length"
         )
     upper = np.triu(rng.normal(scale=noise, size=sums.products.shape), 1) / np.sqrt(2.0)
     diagonal = np.diag(rng.normal(scale=noise, size=len(sums.products)))

@@ -145,7 +145,7 @@ def believable(
     >>> kept[7].num_examples, left
     (200, {})
     >>> believable({**honest, 7: EvaluateReply(0.7, 100, {"accuracy": -5.0})})[1]
-    {7: 'accuracy is -5, no share of examples as those of the others'}
+    {7: 'accuracy is -5, which is not between 0 and 1 as the others are'}
     """
     if len(replies) < FEWEST:
         return dict(replies), {}
@@ -156,7 +156,7 @@ def believable(
     for node, said in numbers.items():
         if are_shares and not 0 <= said.get(_ACCURACY, 0.0) <= 1:
             left[node] = (
-                f"{_ACCURACY} is {said[_ACCURACY]:.4g}, no share of examples as those of the others"
+                f"{_ACCURACY} is {said[_ACCURACY]:.4g}, which is not between 0 and 1 as the others are"
             )
     for name in sorted({name for said in numbers.values() for name in said} - {EXAMPLES}):
         of = {node: float(said[name]) for node, said in numbers.items() if name in said}

@@ -169,7 +169,7 @@ def numbers_of(ids: Iterable[int]) -> frozenset[int]:
     [1, 3]
     """
     if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise TrainingError(f"ids {ids!r} are no list: give [{ids!r}]")
+        raise TrainingError(f"ids {ids!r} are not a list: give [{ids!r}]")
     return frozenset(map(_integer, ids))
 
 

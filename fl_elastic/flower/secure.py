@@ -213,7 +213,7 @@ class SecurePartialUpdates(LegacyStrategy):
         self._fixed = None
         try:
             if not results:
-                raise UpdateError("no client sent any")
+                raise UpdateError("no client sent sums")
             self._refuse_too_many(results)
             (means,) = parameters_to_ndarrays(results[0][1].parameters)
             found, head, _ = secret_head(

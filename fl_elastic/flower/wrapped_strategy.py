@@ -69,7 +69,7 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
     Raises
     ------
     SettingError
-        If it is no strategy, or partial updates cannot be merged under it, or not by this rule.
+        If it is not a strategy, or partial updates cannot be merged under it, or not by this rule.
     """
     check_strategy(inner)
     for strategy in chain(inner):
@@ -110,7 +110,7 @@ def check_strategy(inner: object) -> None:
     if isinstance(inner, type):
         raise SettingError(f"the strategy {inner.__name__} is a class: give {inner.__name__}(...)")
     raise SettingError(
-        f"{type(inner).__name__} is no strategy of flwr.serverapp.strategy: give one of these, such as FedAvg()"
+        f"{type(inner).__name__} is not a strategy of flwr.serverapp.strategy: give one of these, such as FedAvg()"
     )
 
 

@@ -46,7 +46,7 @@ def count_rows(inputs: Any) -> int:
     tensors = [entry for _, entry in entries(inputs) if isinstance(entry, Tensor)]
     if any(map(is_sparse, tensors)):
         raise ModelError(
-            "the inputs hold a sparse tensor, of which no examples can be taken: give dense ones"
+            "the inputs hold a sparse tensor, from which examples cannot be taken: give dense tensors"
         )
     for tensor in tensors:
         if tensor.dim():

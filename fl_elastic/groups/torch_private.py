@@ -120,9 +120,9 @@ def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
 
 
 def is_observed(module: nn.Module, *, inputs_only: bool = False) -> bool:
-    """Return whether a hook of another's is called with what enters this module, or also with what leaves it.
+    """Return whether a hook sees the inputs of this module or, unless ``inputs_only``, its outputs.
 
-    Hooks of torch itself compute the module's weight.
+    Torch's own hooks do not count: they compute the module's weight.
 
     >>> layer = nn.utils.spectral_norm(nn.Linear(2, 2))
     >>> is_observed(layer), bool(layer.register_forward_hook(print)), is_observed(layer)
@@ -223,8 +223,8 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         name = model.__name__ if isinstance(model, type) else type(model).__name__
-        said = f"{name} is no torch module but a class: give {name}(...)"
-        other = f"of type {name} is no torch module"
+        said = f"{name} is not a torch module but a class: give {name}(...)"
+        other = f"of type {name} is not a torch module"
         raise ModelError(f"model {said if isinstance(model, type) else other}")
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
@@ -253,7 +253,7 @@ class CheckpointedPart:
     first, end : int
         Numbers of its nodes, as from `number_of`: the first, and one past the last.
     inputs : tuple of Tensor
-        Tensors that are kept meanwhile.
+        Tensors that are kept until the part runs again.
     """
 
     first: int
@@ -314,11 +314,12 @@ def version_of(tensor: Tensor) -> int | None:
 
 @contextmanager
 def recorded_allocations() -> Iterator[list[tuple[str, int, int]]]:
-    """Record what a CPU's allocator gives and takes back inside the block, and between which operations.
+    """Record the allocations and releases of CPU memory inside the block, and the operations in between.
 
-    The list is filled at the end, in order: an operation or node that begins, with its name and its number as from
-    `number_of`, -1 if it has none; or no name, and the bytes of an allocation, negative once it is freed. It stays
-    empty in a torch release without such records, and while another profiler runs.
+    The list is filled when the block ends, in order of time. An entry is either the beginning of an operation or
+    node, with its name and its number as from `number_of` (-1 if it has none), or a change of memory, with an empty
+    name and the number of bytes, negative for a release. The list stays empty in a torch release without such
+    records, and while another profiler runs.
     """
     events: list[tuple[str, int, int]] = []
     if not _recording_begins():

@@ -123,7 +123,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     order = _nodes_by_age(loss)
     if any(node.name() == _REENTRANT for node in order):
         raise ModelError(
-            "the model checkpoints its activations the reentrant way, by which layers above frozen ones get no "
+            "the model uses reentrant activation checkpointing, under which layers above frozen ones get no "
             "gradient: checkpoint with use_reentrant=False, in transformers by gradient_checkpointing_enable("
             "gradient_checkpointing_kwargs={'use_reentrant': False})"
         )
@@ -257,10 +257,11 @@ def _owned(node: Any, on_path: set[Any], leaves: dict[Any, str]) -> tuple[list[s
 
 
 def _without_penalties(owners: dict[Any, list[str]]) -> dict[Any, list[str]]:
-    """Return the owners without penalties, written into the loss, on the parameters of several layers.
+    """Return the owners without penalty terms of the loss that use the parameters of several layers.
 
-    Such a penalty, as FedProx's, would join these layers into one group. A parameter's gradient of it needs nothing
-    of other layers, and comes from nearer to the loss than the layer, so that whoever trains the layer has it.
+    Such a penalty, for example that of FedProx, would join these layers into one group. Its gradient for one
+    parameter does not depend on other layers, and is computed nearer to the loss than the layer itself, so it is
+    available whenever the layer is trained.
     """
     users = Counter(name for names in owners.values() for name in names)
     order, found = list(owners), dict[Any, list[str]]()
@@ -378,9 +379,9 @@ def _statistics(model: nn.Module, parameters: Iterable[str]) -> int:
 
 
 def _movable(model: nn.Module) -> dict[tuple[int, int | None, str], Tensor]:
-    """Return what a forward pass may move, by its identity, how often it was written, and the sum of a buffer.
+    """Return the tensors that a forward pass may change, by identity, count of writes, and sum of a buffer.
 
-    All parameters, and floating buffers, but not those of a norm with parameters.
+    These are all parameters and floating-point buffers, except the buffers of a norm with parameters.
     """
     found: dict[tuple[int, int | None, str], Tensor] = {
         (id(parameter), version_of(parameter), ""): parameter for parameter in model.parameters()
@@ -396,7 +397,7 @@ def _movable(model: nn.Module) -> dict[tuple[int, int | None, str], Tensor]:
 
 
 def _with_moved(graph: BackwardGraph, model: nn.Module, moved: Iterable[Tensor]) -> BackwardGraph:
-    """Return the graph with what the forward pass moved at the head, which every plan trains."""
+    """Return the graph with all tensors that the forward pass changed counted for the head, which always trains."""
     names = ModelState.of(model).names
     sizes = {id(each): each.numel() * len(names.get(id(each), ())) for each in moved}
     if not sizes:
@@ -405,7 +406,7 @@ def _with_moved(graph: BackwardGraph, model: nn.Module, moved: Iterable[Tensor])
     for index, group in enumerate(groups):
         own = [id(model.get_parameter(name)) in sizes for name in group.parameters]
         if any(own):
-            # Counted once, though it may be trained as well, as an embedding that a call scales down.
+            # Count it once, even if it is also trained, such as an embedding whose rows a call scales down.
             before = group.copies or (1,) * len(own)
             copies = tuple(0 if at else times for at, times in zip(own, before, strict=True))
             groups[index] = replace(group, copies=copies)

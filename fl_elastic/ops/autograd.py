@@ -26,10 +26,11 @@ def apply_function(function: type[Function], *arguments: Any) -> Tensor:
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the backward pass of a custom autograd function; whoever differentiates its gradients gets an error.
+    """Return the backward pass of a custom autograd function, changed so that a second derivative is an error.
 
-    Torch's decorator of this name does not raise if the gradient that comes in depends on nothing, as that of a
-    sum, although the one that goes out depends on weights and activations: the second derivative is then missing.
+    Torch's decorator of this name does not raise if the incoming gradient is a constant, such as the gradient of a
+    sum, although the outgoing gradient depends on weights and activations. The second derivative would then
+    silently be missing.
     """
 
     @wraps(backward)
@@ -54,7 +55,7 @@ class _NoSecond(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         raise TrainingError(
-            "a gradient was differentiated again, as for a gradient penalty, and the layers that a plan runs to "
-            "keep less, or to train a part of a weight, have no second derivative: plan without a memory budget, "
+            "a gradient was differentiated again, as for a gradient penalty, but the layers that save memory under "
+            "a plan, or train a part of a weight, have no second derivative: plan without a memory budget, "
             "with policy 'elastic' or 'full'"
         )

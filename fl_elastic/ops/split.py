@@ -162,7 +162,7 @@ class SplitModel:
     def check(self, inputs: Any) -> None:
         """Raise ModelError unless both parts together give what the whole model gives, in eval mode.
 
-        A hook below the cut is refused: a loss may use what it keeps, and it would not see every batch.
+        A hook below the cut is refused: it would not see every batch, and a loss may use what it keeps.
         """
         below = {id(each) for module in self.prefix_modules for each in module.modules()}
         for name, module in self.model.named_modules():
@@ -193,7 +193,7 @@ class SplitModel:
                         before.put_back()
                 if seen.read:
                     raise ModelError(
-                        f"the model's code above the cut decides by values from below {self.cut.module!r}"
+                        f"the model's code above the cut branches on values from below {self.cut.module!r}"
                     )
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ModelError(
@@ -231,7 +231,7 @@ class SplitModel:
         if before.moved():
             raise ModelError(f"{place} draws random numbers, as a functional dropout does")
         if read and self._watched(inputs, lambda tensor: not _is_mask(tensor))[1]:
-            raise ModelError(f"{place} decides by the values of the whole batch")
+            raise ModelError(f"{place} branches on the values of the whole batch")
         if not whole.is_floating_point():
             raise ModelError(f"{place} outputs numbers of type {whole.dtype}")
         count = count_rows(inputs)
@@ -246,7 +246,7 @@ class SplitModel:
         if not _alike(together, apart):
             raise ModelError(f"{place} mixes the examples of a batch, as batch statistics do")
         if read and not self._alike_beside_others(inputs):
-            raise ModelError(f"{place} decides by the masks of the whole batch")
+            raise ModelError(f"{place} branches on the masks of the whole batch")
         return tuple(whole.shape[1:])
 
     def _watched(self, inputs: Any, which: Callable[[Tensor], bool]) -> tuple[Tensor, bool]:

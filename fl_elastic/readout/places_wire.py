@@ -153,7 +153,7 @@ def decode_places(data: bytes | memoryview, manifest: Manifest) -> PlacesReply:
     for number, (name, width) in enumerate(zip(names, features, strict=True)):
         place = _place(name)
         if place in found:
-            raise UpdateError(f"place {name!r} stands twice")
+            raise UpdateError(f"place {name!r} is listed twice")
         mean, scale = numbers[2 * start :][:width], numbers[2 * start + width :][:width]
         own = standard[rows * start :][: rows * width].reshape(rows, width)
         found[place] = own * scale + np.outer(constant, mean)
@@ -204,7 +204,7 @@ def _finite(payload: memoryview, kind: str) -> NDArray[np.float64]:
 
 def _place(name: Any) -> Place:
     if not isinstance(name, str) or len(name) > _LONGEST_NAME or not name.isprintable():
-        raise UpdateError(f"place {str(name)[:40]!r} is no name")
+        raise UpdateError(f"{str(name)[:40]!r} is not a valid name of a place")
     try:
         return Place.parse(name)
     except PlanError as error:

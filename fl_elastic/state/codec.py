@@ -241,7 +241,7 @@ def _array_reader(parts: tuple[Any, ...]) -> _Reader:
         path = _path(place)
         array = arrays.pop(path, None)
         if fact is not True or array is None:
-            raise ArchiveError(f"{path} is no array")
+            raise ArchiveError(f"{path} is not an array")
         kinds = array.dtype.kind in _REAL if wanted is Any else issubclass(array.dtype.type, wanted)
         if not kinds:
             raise ArchiveError(f"{path} holds numbers of type {array.dtype}")

@@ -220,7 +220,7 @@ def _sample(fields: Sequence[tuple[str, str]]) -> NDArray[np.float32] | Unreadab
         number = _number(field)
         if isinstance(number, str):
             return Unreadable(
-                f"{field.strip()[:_SHOWN]!r} in column {name[:_SHOWN]!r} is no number"
+                f"{field.strip()[:_SHOWN]!r} in column {name[:_SHOWN]!r} is not a number"
             )
         numbers.append(number)
     with np.errstate(over="ignore"):

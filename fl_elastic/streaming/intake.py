@@ -63,9 +63,9 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
     try:
         array = array_of(x) if isinstance(x, Tensor) else np.asarray(x)
     except (ValueError, TypeError, RuntimeError):
-        raise Refused("the sample is no array") from None
+        raise Refused("the sample is not an array") from None
     if array.dtype.kind not in _KINDS:
-        raise Refused(f"type {array.dtype} is no number")
+        raise Refused(f"type {array.dtype} is not a number")
     # A file may come from a machine of another byte order.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -119,7 +119,7 @@ def checked_label(y: Any) -> int | None:
     (3, -1, 2, None)
     >>> checked_label("1_0")
     Traceback (most recent call last):
-    fl_elastic.streaming.intake.Refused: the label '1_0' is no class number: number the classes
+    fl_elastic.streaming.intake.Refused: the label '1_0' is not a class number: number the classes
     """
     if y is None or y is np.ma.masked:
         return None
@@ -132,9 +132,9 @@ def checked_label(y: Any) -> int | None:
     except (ValueError, TypeError, OverflowError, RuntimeError):
         value = math.nan
     if not value.is_integer():
-        raise Refused(f"the label {_shown(y)} is no class number: number the classes")
+        raise Refused(f"the label {_shown(y)} is not a class number: number the classes")
     if not -_LARGEST_LABEL <= value < _LARGEST_LABEL:
-        raise Refused(f"the label {_shown(y)} is no class number of 32 bits: number the classes")
+        raise Refused(f"the label {_shown(y)} is not a class number of 32 bits: number the classes")
     return int(value)
 
 

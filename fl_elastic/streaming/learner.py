@@ -346,7 +346,7 @@ class StreamLearner:
             If ``alpha`` is invalid, or too large for this number of samples.
         """
         if isinstance(sample_ids, str) or not isinstance(sample_ids, Iterable):
-            raise StreamError(f"ids {sample_ids!r} are no list: give [{sample_ids!r}]")
+            raise StreamError(f"ids {sample_ids!r} are not a list: give [{sample_ids!r}]")
         numbers = {number for sample_id in sample_ids if (number := self._stream.number(sample_id))}
         rows, classifier = self._memory.known(numbers), self._classifier
         if not rows or classifier.body is None:
@@ -539,5 +539,5 @@ def _class_number(label: object) -> int:
     except Refused as error:
         raise StreamError(str(error)) from None
     if number is None:
-        raise StreamError(f"the label {label!r} is no class number: number the classes")
+        raise StreamError(f"the label {label!r} is not a class number: number the classes")
     return number

@@ -256,4 +256,4 @@ def _array(x: Any) -> Any:
         with np.errstate(over="ignore"):
             return np.asarray(x, np.float32)
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError):
-        return Unreadable("x is no array of numbers")
+        return Unreadable("x is not an array of numbers")

@@ -1,4 +1,4 @@
-"""Squared gradients, and the rule by which weights are made smaller for them, so that a model forgets examples."""
+"""Squared gradients, and the dampening rule that shrinks weights by them to make a model forget examples."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def decode_squares(
         found.append(SquaredGradients(sums, count))
         if found[-1].mean > 1 + _ROUNDED:
             raise UpdateError(
-                f"squares of {count} examples add up to {found[-1].mean * count:.3g}: gradients of length 1 have "
-                "squares that add up to one for each"
+                f"squares of {count} examples add up to {found[-1].mean * count:.3g}: the squares of "
+                "each example's gradient, of length 1, must add up to one"
             )
     if few == 0:
         return found[0], None
@@ -147,13 +147,13 @@ def decode_squares(
 
 
 def refuse_what_is_no_part(forgotten: SquaredGradients, everything: SquaredGradients) -> None:
-    """Raise UpdateError unless ``everything`` can contain ``forgotten``."""
+    """Raise UpdateError unless the examples of ``everything`` can include those of ``forgotten``."""
     for name, squares in forgotten.sums.items():
         # The two were summed and rounded separately; tiny numbers are rounded to whole steps.
         if (squares > everything.sums[name] * np.float32(1.001) + _TINY).any():
             raise UpdateError(
-                f"squares of what is to be forgotten are larger than those of all examples, as of {name!r}: all "
-                "examples contain those to be forgotten, without random changes"
+                f"the squares of {name!r} are larger for the examples to be forgotten than for all examples: the "
+                "latter must include the former, without random changes"
             )
 
 
@@ -171,8 +171,8 @@ def dampening(
     r"""Return the factor by which each weight is to be multiplied, 1 for most.
 
     With mean squares :math:`I_f` and :math:`I_D`, a weight with :math:`I_f > \alpha I_D` is multiplied by
-    :math:`\min(1, I_D / I_f)`. Since all examples contain the forgotten ones, :math:`I_f / I_D` is at most
-    their number over that of the forgotten ones.
+    :math:`\min(1, I_D / I_f)`. Since all examples contain the forgotten ones, :math:`I_f / I_D` is at most the
+    number of all examples over the number of forgotten ones.
 
     Parameters
     ----------

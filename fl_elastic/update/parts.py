@@ -150,7 +150,7 @@ class Slices:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) < 2 or value[0] not in (_TRAINED, _NOT_ZERO):
-            raise UpdateError(f"slices {str(value)[:40]!r} are no list of a kind and its masks")
+            raise UpdateError(f"slices {str(value)[:40]!r} are not a list of a kind and its masks")
         trained = value[0] == _TRAINED
         masks: list[NDArray[np.bool_] | None] = [None] * len(whole)
         last = -1

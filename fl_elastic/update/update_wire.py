@@ -183,7 +183,7 @@ def _read_exact(header: dict[str, Any], indices: list[int], manifest: Manifest) 
         return set()
     exact = set(index_field(header, "exact", manifest))
     if not exact <= set(indices):
-        raise UpdateError("tensors are written as fp32 that are not in the update")
+        raise UpdateError("the header lists tensors written as fp32 that are not in the update")
     return exact
 
 

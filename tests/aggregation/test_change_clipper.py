@@ -133,7 +133,7 @@ def test_what_is_known_of_a_tensor_outlasts_a_restart() -> None:
         rounds(each, 1, 0.0004)
     assert other.to_state() == bounds.to_state()
     assert bounds.to_state().usual == {"w": pytest.approx((0.0002,))}
-    with pytest.raises(ValueError, match="are no sizes"):
+    with pytest.raises(ValueError, match="are not valid sizes"):
         UsualSizes({}, {"w": (float("nan"),)})
 
 

@@ -250,7 +250,7 @@ def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -
     assert not (place / "state" / "learner.state").exists()
     # The next attempt begins at the first row.
     assert "299 samples" in (told := call(*arguments(place)))
-    assert "refused: 'a' in column 'a' is no number (1 times)" in told
+    assert "refused: 'a' in column 'a' is not a number (1 times)" in told
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,11 @@ def test_a_stream_that_never_fits_is_given_up_and_leaves_no_state(place: Path) -
         ("a,b,c,d,label\n1,2,3\n1,2,4\n", r"not one of 2 readings fits: 3 fields instead of 5 \(2 times\)"),
         ("a,b,label\n" + "1,2,0\n" * 30, r"2 numbers, and --input 4 asks for 4"),
         ("a;b;c;d;label\r1;2;3;4;0\r", "no column for a sample, only 'a;b;c;d;label': put a header with commas"),
-        ("a,b,c,d,label\n1,2,3,4,cat\n", "label 'cat' is no class number"),
+        ("a,b,c,d,label\n1,2,3,4,cat\n", "label 'cat' is not a class number"),
         ("0.5,2,3,4,1\n" * 30, r"begins with the numbers '0.5, 2, 3, 4, 1', which would be lost"),
         ("0,2,1,4,1\n" * 30, "put a header into its first line"),
         ("a,b,c,label,label\n1,2,3,0,1\n", "has 2 columns 'label'"),
-        ("a,b,c,d,label\n1,2,1_0,4,1\n", "'1_0' in column 'c' is no number"),
+        ("a,b,c,d,label\n1,2,1_0,4,1\n", "'1_0' in column 'c' is not a number"),
     ],
 )  # fmt: skip
 def test_a_table_of_which_nothing_fits_is_an_error(

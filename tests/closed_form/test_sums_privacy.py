@@ -256,7 +256,7 @@ def test_privacy_that_means_nothing_is_refused(given: dict[str, float]) -> None:
 
 def test_numbers_have_no_known_length() -> None:
     sums = HeadSums.of_folds("weight", [Fold.of(np.ones((2, 2)), np.ones((2, 1)))], 2, 1, False)
-    with pytest.raises(UpdateError, match="length of numbers is not bounded"):
+    with pytest.raises(UpdateError, match="numeric targets have no bounded length"):
         noised(sums, 1.0, np.random.default_rng(0))
 
 

@@ -111,7 +111,7 @@ def test_state_that_no_strategy_keeps_is_one_error(
 
 
 OBJECTS: dict[str, tuple[str, str, Any]] = {
-    "importance is no number": ("fleet", "importance", {"head": float("nan")}),
+    "importance is not a number": ("fleet", "importance", {"head": float("nan")}),
     "a rate is out of reach": ("fleet", "rate", 1e-9),
     "a cut is a number": ("fleet", "cut", 3),
     "counts are words": ("server_optimizer", "counts", {"scale": "many"}),

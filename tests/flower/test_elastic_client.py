@@ -448,8 +448,8 @@ def test_rates_and_words_of_a_servers_train_config_reach_every_client() -> None:
     [
         ({"budget": 2}, r"budget 2 is a int, not a Budget: say for example Budget\(speedup=2\.0\)"),
         ({"budget": Budget}, "is a type, not a Budget"),
-        ({"model": nn.Identity}, r"model Identity is no torch module but a class: give Identity\(\.\.\.\)"),
-        ({"model": "resnet18"}, "model of type str is no torch module"),
+        ({"model": nn.Identity}, r"model Identity is not a torch module but a class: give Identity\(\.\.\.\)"),
+        ({"model": "resnet18"}, "model of type str is not a torch module"),
         ({"optimizer_fn": plain_sgd(nn.Linear(1, 1).parameters())}, "optimizer_fn of type SGD cannot be called"),
         ({"loss_fn": "cross_entropy"}, "loss_fn of type str cannot be called: give a function"),
         ({"loss_fn": nn.CrossEntropyLoss}, r"loss_fn CrossEntropyLoss is no function but a class: give Cross"),

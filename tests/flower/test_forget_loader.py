@@ -89,7 +89,7 @@ def test_batches_in_dicts_are_taken_apart() -> None:
         ([(X, Y)], ["3"], "no example"),
         ([(X, Y)], [1.7], "no example"),
         ([(X, Y)], 3, r"give \[3\]"),
-        ([(X, Y)], "12", "are no list"),
+        ([(X, Y)], "12", "are not a list"),
         ([(X, Y)], range(23), "no example would be left"),
         ([(X[:4].T, Y[:4])], [0], "do not come first"),
         (iter([(X, Y)]), [0], "which examples"),

@@ -428,7 +428,7 @@ def test_squares_that_no_examples_can_have_are_refused(part: str) -> None:
     else:
         # Of one example, which all of them contain.
         few = SquaredGradients(few.sums, 1)
-    with pytest.raises(UpdateError, match="add up to one for each"):
+    with pytest.raises(UpdateError, match="must add up to one"):
         decode_squares(encode_squares(everything, few, manifest), manifest)
 
 

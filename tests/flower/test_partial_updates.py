@@ -356,9 +356,9 @@ def test_types_of_the_model_survive() -> None:
     ("make", "words"),
     [
         (lambda: PartialUpdates(FedAvg), r"the strategy FedAvg is a class: give FedAvg\(\.\.\.\)"),
-        (lambda: PartialUpdates("FedAvg"), "str is no strategy of flwr.serverapp.strategy"),
-        (lambda: PartialUpdates(None), "NoneType is no strategy"),
-        (lambda: PartialUpdates(object()), "object is no strategy of flwr.serverapp.strategy"),
+        (lambda: PartialUpdates("FedAvg"), "str is not a strategy of flwr.serverapp.strategy"),
+        (lambda: PartialUpdates(None), "NoneType is not a strategy"),
+        (lambda: PartialUpdates(object()), "object is not a strategy of flwr.serverapp.strategy"),
         (lambda: PartialUpdates(PartialUpdates(FedAvg())), "cannot be put around another PartialUpdates"),
         (lambda: PartialUpdates(Checkpointed(FedAvg(), "x")), "cannot be put around Checkpointed: put that around"),
         (lambda: PartialUpdates.for_unequal_devices(FedAvg), "is a class"),

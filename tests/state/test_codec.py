@@ -134,12 +134,12 @@ GOOD = Outer(
         ("inner", [], "inner is \\[\\], expected dict"),
         ("many", {}, "many is {}, expected list"),
         ("pair", ["x"], "pair has 1 entries, expected 2"),
-        ("named", {"v": True}, "named/v is no array"),
-        ("named", {"w": 3}, "named/w is no array"),
+        ("named", {"v": True}, "named/v is not an array"),
+        ("named", {"w": 3}, "named/w is not an array"),
         ("by_node", {"seven": 0.5}, "by_node is not possible"),
         ("by_node", {"7": None}, "by_node/7 is None"),
         ("seen", [3], "seen/0 is 3"),
-        ("maybe", 2, "maybe is no array"),
+        ("maybe", 2, "maybe is not an array"),
     ],
 )
 def test_what_is_of_another_type_is_refused_with_its_place(

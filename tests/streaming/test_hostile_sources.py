@@ -187,9 +187,9 @@ def test_what_a_source_cannot_read_is_refused_with_the_reason(tmp_path: Path) ->
     reasons = list(learner.progress.rejected)
     assert reasons[:4] == [
         "3 fields instead of 4",
-        "'n/a' in column 'b' is no number",
+        "'n/a' in column 'b' is not a number",
         f"line too long: more than {LONGEST_LINE} bytes",
-        "the label 'cat' is no class number: number the classes",
+        "the label 'cat' is not a class number: number the classes",
     ]
     assert reasons[4].startswith("a.npz: ") and reasons[5] == "b.npz: 2 samples, 1 labels"
     closed(learner)
@@ -307,8 +307,8 @@ def test_lines_of_any_kind_are_answered(service: int) -> None:
     assert client.ask({"x": x, "y": 0})["sample_id"] == 2
     for odd, why in (
         (b"5", "no JSON object"), (b"{", "no JSON object"), ({"y": 1}, "no x in it"),
-        ({"x": "1"}, "shape () instead of (6,)"), ({"x": ["a"]}, "x is no array of numbers"),
-        ({"x": x, "y": "cat"}, "the label 'cat' is no class number: number the classes"),
+        ({"x": "1"}, "shape () instead of (6,)"), ({"x": ["a"]}, "x is not an array of numbers"),
+        ({"x": x, "y": "cat"}, "the label 'cat' is not a class number: number the classes"),
         ({"id": 1}, "there is no label: give the class number of the sample"),
         ({"id": 1.0, "y": 0}, "the id is no whole number and no short name"),
         ({"id": "a" * 1000, "x": x}, "the id is no whole number and no short name"),

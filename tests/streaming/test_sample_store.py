@@ -164,11 +164,11 @@ def test_a_rare_class_is_kept_whole_and_the_others_share_the_rest(tmp_path: Path
         (np.full(6, np.nan, np.float32), 0, "not finite"),
         (np.array([np.inf] * 6, np.float32), 0, "not finite"),
         (np.full(6, 1e300), 0, "beyond the range"),
-        (np.array(["a"] * 6), 0, "no number"),
-        (np.array([1j] * 6), 0, "no number"),
-        (sample_of(1), "cat", "label 'cat' is no class number"),
-        (sample_of(1), -(2**40), "no class number"),
-        (sample_of(1), 1.5, "no class number"),
+        (np.array(["a"] * 6), 0, "not a number"),
+        (np.array([1j] * 6), 0, "not a number"),
+        (sample_of(1), "cat", "label 'cat' is not a class number"),
+        (sample_of(1), -(2**40), "not a class number"),
+        (sample_of(1), 1.5, "not a class number"),
     ],
 )
 def test_samples_that_make_no_sense_are_counted_and_the_stream_goes_on(

@@ -186,7 +186,7 @@ def test_a_sample_whose_label_was_corrected_to_a_new_class_is_forgotten_as_any_o
 def test_ids_that_are_no_list_are_refused(ids: Any, tmp_path: Path) -> None:
     learner = learner_in(tmp_path, net(5))
     run(learner, blobs(20, LABELS))
-    with pytest.raises(StreamError, match="are no list"):
+    with pytest.raises(StreamError, match="are not a list"):
         learner.forget(ids)
     closed(learner)
 

@@ -160,10 +160,11 @@ def test_classes_that_are_no_numbers_are_refused_with_what_to_do(tmp_path: Path)
     learner = learner_in(tmp_path)
     for label, shown in (("cat", "'cat'"), (0.5, "0.5"), (np.str_("dog"), "'dog'")):
         seen = learner.observe(blobs(1)[0][0], label)
-        assert seen.refused == f"the label {shown} is no class number: number the classes"
+        assert seen.refused == f"the label {shown} is not a class number: number the classes"
     seen = learner.observe(blobs(1)[0][0], 10**12)
     assert (
-        seen.refused == "the label 1000000000000 is no class number of 32 bits: number the classes"
+        seen.refused
+        == "the label 1000000000000 is not a class number of 32 bits: number the classes"
     )
     assert learner.observe(blobs(1)[0][0], "-1").refused == "" and learner.classes == (-1,)
     closed(learner)

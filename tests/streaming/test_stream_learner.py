@@ -307,8 +307,8 @@ def test_settings_that_mean_nothing(made: Any) -> None:
         ({"guard": Guard}, "is no Guard"),
         ({"latent": 2}, "latent 2 is no Latent"),
         ({"seed": "x"}, "seed 'x' is no whole number"),
-        ({"classes": ["a", "b"]}, "the label 'a' is no class number"),
-        ({"classes": [1.5]}, "the label 1.5 is no class number"),
+        ({"classes": ["a", "b"]}, "the label 'a' is not a class number"),
+        ({"classes": [1.5]}, "the label 1.5 is not a class number"),
     ],
 )
 def test_a_setting_of_another_kind_is_refused_at_once(

@@ -42,7 +42,7 @@ def test_a_table(tmp_path: Path) -> None:
     readings = list(open_source(f"csv:{path}"))
     assert [r.x.tolist() for r in readings[:2]] == [[1, 2], [3, 4]]
     assert [r.y for r in readings[:2]] == [0, None]
-    assert readings[2].x == "'x' in column 'b' is no number"
+    assert readings[2].x == "'x' in column 'b' is not a number"
     assert readings[3].x == "2 fields instead of 4"
     assert readings[4].x.tolist() == [9, 10] and len(readings) == 5
     assert [r.y for r in open_source(f"csv:{path}", after=readings[2].position)][1:] == [1]

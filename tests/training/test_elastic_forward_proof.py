@@ -64,7 +64,7 @@ def fitted(kind: str, **settings: Any) -> tuple[Any, nn.Module, list[Batch]]:
         ("python's chance", "random"),
         ("batch statistics", "mixes the examples"),
         ("centred on the batch", "mixes the examples"),
-        ("decides on the batch", "decides by"),
+        ("decides on the batch", "branches on"),
     ],
 )
 def test_what_is_no_constant_of_an_example_is_not_kept(kind: str, reason: str) -> None:
@@ -157,7 +157,7 @@ def test_what_decides_by_values_below_the_cut_runs_whole(
 
     report, mine = trained(ForwardOptions(feature_bytes=feature_bytes, precision="fp32"))
     assert report.forward is not None and report.forward.cut == ""
-    said = "decides by values" if by_python else "gives other outputs"
+    said = "branches on values" if by_python else "gives other outputs"
     assert said in report.forward.refused
     _, plain = trained(None)
     for name, value in plain.items():

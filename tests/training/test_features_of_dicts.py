@@ -142,7 +142,7 @@ class ReadsMasks(nn.Module):
         return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
 
 
-@pytest.mark.parametrize(("factor", "refused"), [(1.0, ""), (2.0, "decides by the masks")])
+@pytest.mark.parametrize(("factor", "refused"), [(1.0, ""), (2.0, "branches on the masks")])
 def test_a_mask_may_be_read_where_it_decides_nothing(factor: float, refused: str) -> None:
     torch.manual_seed(0)
     whole = {"x": torch.randn(8, 4), "mask": torch.ones(8, 4).long(), "labels": torch.arange(8) % 3}
@@ -174,7 +174,7 @@ def test_what_is_cut_to_the_longest_of_a_batch_is_not_kept() -> None:
     report = fitted(
         CutsToTheLongest(1.0), [batch], {"head", "second"}, ForwardOptions(1 << 20, "fp32")
     ).forward
-    assert report is not None and "decides by the masks" in report.refused
+    assert report is not None and "branches on the masks" in report.refused
     assert report.found == 0
 
 

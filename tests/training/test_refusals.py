@@ -45,12 +45,12 @@ class Net(nn.Linear):
 
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "TorchScript": (scripted, "TorchScript module, .*nn.Module that it was made from"),
-    "a class": (lambda: Net, r"model Net is no torch module but a class: give Net\(\.\.\.\)"),
+    "a class": (lambda: Net, r"model Net is not a torch module but a class: give Net\(\.\.\.\)"),
     "a function": (
         lambda: torch.relu,
-        "model of type builtin_function_or_method is no torch module",
+        "model of type builtin_function_or_method is not a torch module",
     ),
-    "a state": (lambda: Net().state_dict(), "model of type OrderedDict is no torch module"),
+    "a state": (lambda: Net().state_dict(), "model of type OrderedDict is not a torch module"),
 }
 WAYS: dict[str, Callable[[Any], object]] = {
     "trainer": lambda model: ElasticTrainer(model, cross_entropy, sgd, budget=Budget()),

@@ -70,7 +70,7 @@ def squared_gradients(
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise ModelError(
-            "no parameter of the model requires a gradient: set requires_grad on what shall forget"
+            "no parameter of the model requires a gradient: set requires_grad on the parameters that are to forget"
         )
     examples, device, counter = 0, model_device(model), example_counter(loss_fn)
     with untouched(model, loss_fn), same_start(model), torch.enable_grad():

@@ -57,7 +57,7 @@ class ClassRows(OperationMode):  # type: ignore[no-untyped-call]
         if len(self._rows) != 1 or self._rows[0].shape[-1] != tokens:
             raise PlanError(
                 f"a block ran {len(self._rows)} attentions over {tokens} tokens, so that it is not known what its "
-                "class token attends to: tokens can only be dropped behind a block that runs exactly one, by "
+                "class token attends to: tokens can only be dropped after a block that runs exactly one, by "
                 "torch's scaled_dot_product_attention or a softmax of shape (N, heads, tokens, tokens)"
             )
         return self._rows[0].float().mean(dim=(1, 2))
@@ -155,18 +155,18 @@ def attention_seen() -> Iterator[None]:
 def dropping(model: nn.Module, module: str, classes: int, choose: Choose) -> Iterator[None]:
     """Let a block pass on only the tokens that its class tokens attend to most, inside the context.
 
-    No gradient flows through the choice.
+    No gradient flows through the choice of tokens.
 
     Parameters
     ----------
     model : nn.Module
         The model that contains the block.
     module : str
-        Name of the block, whose output are tokens of shape (N, T, D).
+        Name of the block, whose output is a sequence of tokens of shape (N, T, D).
     classes : int
-        Number of first tokens that are always kept.
+        Number of class tokens, which come first and are always kept.
     choose : callable
-        Called with the number of other tokens; returns how many of them are kept.
+        Called with the number of tokens besides the class tokens; returns how many of these are kept.
     """
 
     def change(run: Callable[[], Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kept tokens: behind which blocks of a transformer a step drops tokens, and which share of them is kept."""
+"""Settings of token dropping: after which blocks of a transformer it happens, and which share is kept."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class KeptTokens(StepTransform):
         for module, share in self.drops:
             if not 0 < share <= 1:
                 raise PlanError(
-                    f"share {share} of tokens behind {module!r} must be above 0 and at most 1"
+                    f"share {share} of tokens after {module!r} must be above 0 and at most 1"
                 )
         if self.classes < 1:
             raise PlanError(
@@ -52,7 +52,7 @@ class KeptTokens(StepTransform):
             )
 
     def counts(self, tokens: int) -> tuple[int, ...]:
-        """Return the number of tokens, including class tokens, behind each of the blocks.
+        """Return the number of tokens, including class tokens, after each of the blocks.
 
         Examples
         --------
@@ -66,7 +66,7 @@ class KeptTokens(StepTransform):
         return tuple(counts)
 
     def case(self, case: StepCase) -> StepCase:
-        """Return the case with fewer tokens behind some of the profile's blocks."""
+        """Return the case with fewer tokens after some of the profile's blocks."""
         # Imported here: only needed to price a plan.
         from fl_elastic.methods.tokens.blocks import fewer_tokens_profile, token_blocks
 

@@ -32,16 +32,16 @@ class SliceOutPolicy(Policy):
     from the share of the operations. To save time the rate does not go below one half; fewer steps are taken
     instead.
 
-    The method is for training from scratch: half of the channels of a pretrained network know next to nothing, and
-    steps on them harm the whole model.
+    The method is for training from scratch: half of the channels of a pretrained network predict next to nothing,
+    and steps on them harm the whole model.
 
     Parameters
     ----------
     rate : float, optional
         Share of the units of each width that a window keeps; by default chosen by the budget.
     every : {"step", "fit"}
-        Whether windows are drawn for each step, as published, or for each fit, so that an update contains only
-        these windows and its bytes shrink with them.
+        Whether windows are drawn for each step, as published, or for each fit. In the latter case an update
+        contains only the fit's windows, and is smaller.
 
     Raises
     ------
@@ -66,7 +66,7 @@ class SliceOutPolicy(Policy):
         if not _inner_widths(profile):
             raise PlanError(
                 f"policy {self.name!r} leaves channels out that only a few layers see, as inside of a residual "
-                "block, a perceptron or an attention, and none was found in this model: its layers are residual "
+                "block, an MLP or an attention, and none was found in this model: its layers are residual "
                 "streams, recurrent, tied, or used more than once; use policy 'elastic'"
             )
 

@@ -65,9 +65,9 @@ def prove_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> Non
     wrong = [width.name for width in widths if width not in found]
     if wrong:
         raise PlanError(
-            f"windows of {', '.join(wrong)} change more than leaving their other channels out does: the model also "
-            "uses these channels in a way that its graph does not show, such as with a constant of their number; "
-            "use policy 'elastic'"
+            f"windows of {', '.join(wrong)} give other outputs than setting the other channels to zero: the model "
+            "also uses these channels in a way that its graph does not show, such as with a constant of their "
+            "number; use policy 'elastic'"
         )
 
 

@@ -110,7 +110,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         self._drawable: tuple[object, NDArray[np.int64]] | None = None
 
     def settled_by(self, settle: Callable[[], object]) -> None:
-        """Call ``settle`` before each access, for a caller that gathers changes to write many at once."""
+        """Call ``settle`` before each access, so that a caller that collects changes can write them first."""
         self._settle = settle
 
     def __len__(self) -> int:
@@ -233,7 +233,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         Raises
         ------
         StoreError
-            If ``n`` is no number of samples.
+            If ``n`` is not a number of samples.
         """
         chosen = self.draw(n, labelled=labelled, version=version, generator=generator)
         return self.take(chosen.tolist())
@@ -366,7 +366,7 @@ def _listed(ids: Iterable[int]) -> str:
 
 def _several(ids: Iterable[int]) -> list[int]:
     if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise StoreError(f"ids {ids!r} are no list: give [{ids!r}]")
+        raise StoreError(f"ids {ids!r} are not a list: give [{ids!r}]")
     return list(ids)
 
 
