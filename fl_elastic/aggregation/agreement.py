@@ -19,14 +19,15 @@ class Agreement(ServerOptimizer):
     r"""Follows the clients' change, with steps up to 1.5 times as long while successive rounds agree.
 
     Early in a run, and if all clients take part, the changes of successive rounds point the same way, and a longer
-    step saves rounds. If each round pulls towards its own few clients, the next round takes part of it back, and a
-    longer step would only swing wider. So the step is `rate` times a factor that follows the cosine of the last two
-    changes, :math:`f \leftarrow \min(\max(f e^{0.2 (\cos + 0.25)}, 1), 1.5)`. This is the hypergradient of a
-    learning rate (Baydin et al., ICLR 2018; for the server of a federation Wang et al., FedHyper, ICLR 2024)
-    without its scale, and bounded.
+    step saves rounds. If each round pulls the model towards the few clients that took part, the next round undoes
+    part of that, and longer steps would only make the model oscillate more. So the step is `rate` times a factor
+    that follows the cosine of the last two changes,
+    :math:`f \leftarrow \min(\max(f e^{0.2 (\cos + 0.25)}, 1), 1.5)`. The update of the factor is the hypergradient
+    of a learning rate (Baydin et al., ICLR 2018; for the server of a federation Wang et al., FedHyper, ICLR 2024)
+    without its scale, and with bounds.
 
-    The cosine is over the tensors that were trained in this round and before. The last change of each tensor is
-    kept, which takes the memory of one model in double precision.
+    The cosine is computed over the tensors that were trained both in this round and in an earlier one. The last
+    change of each tensor is kept, which takes the memory of one model in double precision.
 
     Examples
     --------
@@ -51,7 +52,7 @@ class Agreement(ServerOptimizer):
         merged: Mapping[str, NDArray[Any]],
         touched: Collection[str],
     ) -> dict[str, NDArray[Any]]:
-        """Return the new weights, with the factor from this round's change and the last one."""
+        """Return the new weights; the factor depends on the changes of this round and of the previous one."""
         changes = {
             name: np.asarray(merged[name], np.float64) - np.asarray(old, np.float64)
             for name, old in base.items()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import CheckpointError, SettingError
 
-# Rounds until which early models are forgotten sooner than the decay says.
+# Early in a run, r / (r + _WARM_UP) is below the decay, so that the first models lose their weight faster.
 _WARM_UP = 10
 
 

@@ -111,7 +111,8 @@ class PartialMean:
     Attributes
     ----------
     stayed : dict of str to int
-        After `finish`: tensors that too few clients trained for a robust rule, and the number of those clients.
+        Tensors that a robust rule left unchanged because too few clients trained them, with the number of these
+        clients; filled by `finish`.
 
     Examples
     --------
@@ -176,12 +177,13 @@ class PartialMean:
         staleness : int
             By how many rounds the update is late.
         checked : bool
-            Whether it is known to be valid, as the result of `fl_elastic.update.decode` with the same limits is.
+            Whether the update is already known to be valid, for example because `fl_elastic.update.decode` checked
+            it with the same limits.
 
         Raises
         ------
         UpdateError
-            If it does not fit; the sums are then unchanged.
+            If the update does not fit the manifest; the sums are then unchanged.
         """
         if not checked:
             check_update(update, self.manifest, self._limits)
@@ -267,7 +269,7 @@ class PartialMean:
         return self._robust(self._rule) if isinstance(self._rule, RobustRule) else {}
 
     def _normalised(self, update: PartialUpdate) -> PartialUpdate:
-        """Return an update whose parameters changed as in the mean number of steps, if steps are normalised."""
+        """Return the update, rescaled to the mean number of steps if steps are normalised."""
         if not self.options.normalise_steps:
             return update
         deltas = {

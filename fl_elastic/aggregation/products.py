@@ -47,7 +47,7 @@ class Products(JointRule):
     """
 
     def divisor(self, contributed: Amount, total: float) -> Amount:
-        """Return the contributors' weight, for tensors that are no factors."""
+        """Return the contributors' weight, for tensors that are not factors of an adapter."""
         return contributed
 
     def together(
@@ -99,7 +99,7 @@ def factor_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def sum_of_products(weights: Sequence[float], factors: Sequence[Factors]) -> Factors:
-    """Return two factors whose product is the weighted sum of products: all factors stacked.
+    """Stack factors, so that the product of the two stacks is the weighted sum of the products.
 
     Examples
     --------

@@ -30,7 +30,7 @@ class Median(RobustRule):
 
 @RULES.register("trimmed_mean")
 class TrimmedMean(RobustRule):
-    """Mean of each element without as many of the largest and of the smallest as may be bad.
+    """Mean of each element, without the largest and smallest values: on each side as many as may be bad.
 
     Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018). All clients have equal weight.
     """
@@ -52,8 +52,8 @@ class NormClipping(RobustRule):
     """Weighted mean of deltas shortened to the median norm of the tensor's deltas.
 
     After Sun et al., "Can You Really Backdoor Federated Learning?" (2019), with a bound per tensor from the
-    contributors themselves, so that it suits updates of different tensors. Directions are believed, sizes are not.
-    Norms are per trained element, so that training a part of a tensor does not look like a small change. All
+    contributors themselves, so that it suits updates of different tensors. The rule trusts directions, but not
+    sizes. Norms are per trained element, so that training a part of a tensor does not look like a small change. All
     clients have equal weight: if sizes are not believed, counts of examples should not be either.
     """
 

@@ -21,7 +21,7 @@ from fl_elastic.update.manifest import Role
 # Not a power of two: rows at such distances may compete for the same cache lines.
 _PIECE = 16_000
 _DOUBLE = np.dtype(np.float64)
-# Number of updates that are added together, and kept until then.
+# Number of updates that are collected before all of them are added in one pass.
 _AT_ONCE = 4
 # Multiple of the median of a round's steps up to which a client's steps are believed.
 _FURTHEST = 10
@@ -35,7 +35,7 @@ class Addend(NamedTuple):
     numbers : array, one-dimensional
         ``size`` of them, from ``start`` on, are added.
     start, to, size : int
-        Their start in ``numbers`` and in the sum, and their number.
+        Where the numbers begin in ``numbers`` and in the sum, and how many they are.
     factor : float
         Their weight.
     """
@@ -126,7 +126,7 @@ class FlatSum:
         addends : iterable of Addend
             Addends of one update.
         waits : bool
-            Whether the numbers stay unchanged until other updates have come.
+            Whether the numbers stay unchanged until later updates arrive, so that they need not be added at once.
         """
         self._waiting += addends
         self._updates += 1
@@ -178,7 +178,8 @@ class TensorSum:
     normalise_steps : bool
         Whether deltas are divided by the client's local steps and multiplied by the weighted mean of the steps:
         FedNova (Wang et al., NeurIPS 2020) per tensor, :math:`\bar\tau \sum_i n_i \Delta_i / \tau_i / \sum_i n_i`.
-        In that mean a client's steps count as at most ten times, and at least a tenth of, their median.
+        In this mean, the number of steps of each client is limited to between a tenth of the median and ten times
+        the median.
     """
 
     __slots__ = ("_clients", "_contributed", "_normalise", "_steps")
@@ -243,7 +244,7 @@ class TensorSum:
 
 
 def believed_steps(steps: int, usual: float) -> float:
-    """Return a client's number of steps as far as it is believed, if ``usual`` is the median of its round.
+    """Return a client's number of steps, limited by the median ``usual`` of its round.
 
     >>> believed_steps(1_000_000, 8), believed_steps(5, 8)
     (80, 5)

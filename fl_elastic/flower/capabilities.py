@@ -273,7 +273,7 @@ class Capabilities:
         )
 
     def bounded(self, groups: GroupNames | None) -> Capabilities:
-        """Return the capabilities with claims that the model makes possible; unchanged if ``groups`` is None.
+        """Return the capabilities with claims limited to what the model allows; unchanged if ``groups`` is None.
 
         Claimed bytes are at most the model's. Costs are dropped if they name groups that the model cannot have.
         """

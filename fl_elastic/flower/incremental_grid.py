@@ -239,9 +239,9 @@ def incremental(grid: Grid, strategy: object) -> Grid:
     """Return a grid that streams replies to ``strategy`` for as long as the strategy waits.
 
     A grid that already streams is returned as it is, as is any grid under a strategy that may need all replies at
-    once. For a wrapper strategy of Flower's the patience of the wrapped strategy counts. A streaming grid that has
-    a ``patience`` of its own, because it waits in a time of its own, is given the strategy's; late updates are lost
-    there, which is logged.
+    once. For a wrapper strategy of Flower's the patience of the wrapped strategy counts. A streaming grid with an
+    attribute ``patience``, because it keeps its own time, gets the patience of the strategy; such a grid drops late
+    updates, which is logged.
     """
     inside: Any = strategy
     while inside is not None and not hasattr(inside, "merges_late"):

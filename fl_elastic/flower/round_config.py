@@ -133,8 +133,8 @@ class RoundConfig:
         Whether a client may have examples forgotten (``ElasticClient.forget``). The server then makes weights
         smaller that matter to these examples (by the loss `fl_elastic.losses.squared_outputs`). A number is the
         factor by which a weight must matter more to them than to all examples; True derives it from the share of
-        these examples. False ignores such requests, because whoever may request forgetting can harm the model. A
-        head in closed form is not dampened but solved for again at once, from sums without the examples.
+        these examples. False ignores such requests, because a client that may request forgetting can harm the
+        model. A head in closed form is not dampened but solved for again at once, from sums without the examples.
 
     Raises
     ------

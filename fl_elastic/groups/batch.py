@@ -154,7 +154,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
         return min(given, default=1)
     if len(set(told)) > 1:
         found = [each for each in told if each in given] or [min(told)]
-        # Of sequences with the time first, labels one after the other may be as many as there are times.
+        # With time-major sequences, the concatenated labels may be as many as there are time steps.
         columns = _second_lengths(inputs, axes=3)
         told = [min(each for each in told if each in columns or each == found[0])]
     count = told[0]
@@ -162,7 +162,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
         return count
     if _is_listed(inputs) and count == len(inputs):
         return count
-    # Several targets per example, one after the other.
+    # Several targets per example, concatenated.
     return given[0]
 
 
@@ -171,9 +171,9 @@ def counted(
 ) -> Iterator[tuple[Any, int]]:
     """Yield the batches of a loader that have examples, each with their number.
 
-    The number is at most that of the examples that a DataLoader draws, if it says so. The targets alone may give a
-    larger one: for tokens their first axis may be time. The tensors of a loader that may fill the same memory with
-    its next batch are copied.
+    The number is at most the number of examples that a DataLoader draws, if that is known. The targets alone may
+    give a larger one: for tokens their first axis may be time. Tensors are copied if the loader may reuse their
+    memory for its next batch.
 
     Examples
     --------
@@ -207,7 +207,7 @@ def _makes_new_batches(loader: Iterable[Any]) -> bool:
 
 @dataclass(frozen=True)
 class ExampleCounter:
-    """Says how many examples of a batch count: all that it has, unless the loss ignores their targets.
+    """Counts the examples of a batch that affect the loss: all of them, unless the loss ignores their targets.
 
     The mean loss is taken over the examples that count. With one class per example, ignored examples do not count.
     With several targets per example, such as tokens, all examples count, unless every target of the batch is
@@ -244,7 +244,7 @@ class ExampleCounter:
         return 0 if all_ignored(targets, self.ignored) else size
 
     def over(self, loader: Iterable[Any]) -> Iterator[tuple[Any, int, int]]:
-        """Yield the batches of a loader, each with the number of its examples that count, and of all."""
+        """Yield the batches of a loader, each with the numbers of examples that count and of all examples."""
         for batch, size in counted(loader, self.count_examples):
             yield batch, self.counting(batch, size), size
 
@@ -281,7 +281,8 @@ def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
     """Return the number of examples that a DataLoader draws for each batch; None if not known."""
     drawn = getattr(loader, "batch_sampler", None)
     if drawn is not None and type(drawn) is not BatchSampler:
-        # Only torch's own surely ends with the smallest batch: one that sorts by length may begin with it.
+        # Only torch's own sampler is sure to put the smallest batch last: a sampler that sorts by length may put it
+        # first.
         return (len(batch) for batch in drawn) if isinstance(drawn, Sequence) else None
     size = getattr(drawn, "batch_size", None)
     batches = length_of(loader)
@@ -329,7 +330,7 @@ def _second_lengths(inputs: Any, axes: int = 2) -> set[int]:
 
 
 def all_ignored(targets: Any, ignored: int = IGNORED) -> bool:
-    """Return whether targets are classes, and all of them the one that the loss ignores."""
+    """Return whether all targets are the class that the loss ignores."""
     if not isinstance(targets, Tensor) or targets.is_nested or targets.dtype not in _CLASSES:
         return False
     # The first one decides for nearly every batch.
@@ -354,7 +355,7 @@ def _is_listed(value: Any) -> bool:
 
 
 def _of_one_kind(entries: Sequence[Any]) -> bool:
-    """Return whether entries may be examples: signals beside their lengths are not."""
+    """Return whether entries may be examples; a pair of signals and their lengths, for instance, is not."""
     kinds = {
         (entry.dtype, entry.dim()) if isinstance(entry, Tensor) else type(entry)
         for entry in entries

@@ -1,4 +1,4 @@
-"""Cuts: places at which one tensor, put out by a call of a module, is all that the rest of the model sees."""
+"""Cuts: places where a single tensor, the output of a module call, is all that the rest of the model sees."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _bottlenecks(nodes: Sequence[BackwardNode], starts: Set[int]) -> dict[int, i
     """Return the bottleneck nodes, each with the number of groups above it, nearer to the loss.
 
     Groups in backward order are numbered by their deepest node. A bottleneck is left out if the groups above it are
-    not the first ones, because a tied tensor is on both sides.
+    not exactly the first ones, as where a tied tensor is used on both sides.
     """
     found: dict[int, int] = {}
     furthest = 0
@@ -172,7 +172,7 @@ def _bottlenecks(nodes: Sequence[BackwardNode], starts: Set[int]) -> dict[int, i
             below = {n.group for n in nodes[index:] if n.group is not None}
             if groups and below and not below & groups:
                 found[index] = len(groups)
-        # A node that reads the input directly opens a way to the input past all later nodes.
+        # A node that reads the input directly creates a path to the input that bypasses all later nodes.
         furthest = len(nodes) if index in starts else max([furthest, *node.inputs])
         if node.group is not None:
             groups.add(node.group)
@@ -187,7 +187,7 @@ def _rank(cut: Cut) -> tuple[int, bool, int]:
 def _skipped(calls: Sequence[Call], index: int) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
     """Return the outermost modules that ran before the call at ``index`` and do not contain it.
 
-    None if one of them outputs something else than a tensor, which cannot be replaced, or also runs around that
+    None if one of them outputs anything other than a tensor, which cannot be replaced, or also runs around that
     call.
     """
     around = {*calls[index].parents}

@@ -67,7 +67,7 @@ _SPARSE = (
 
 
 def is_sparse(tensor: Tensor) -> bool:
-    """Return whether a tensor has no memory of its own but that of its indices and values."""
+    """Return whether a tensor is sparse, that is, whether its only memory is that of its indices and values."""
     return tensor.layout in _SPARSE
 
 
@@ -191,7 +191,7 @@ def is_one_argument(inputs: Sequence[Any], examples: int | None) -> bool:
 
 
 def _may_be_of_all(entry: Any, examples: int) -> bool:
-    """Return whether an entry may be one of several inputs, each of which is for all examples of a batch."""
+    """Return whether an entry may be one of several model inputs that each hold all examples of a batch."""
     if isinstance(entry, str | bytes):
         return False
     if isinstance(entry, Tensor | np.ndarray):
@@ -227,7 +227,7 @@ def refusing_misfits(batch: Batch) -> Iterator[None]:
 
 
 def _described(what: str, given: Any) -> str:
-    """Return in words what the inputs or targets of a batch are."""
+    """Describe the inputs or targets of a batch, for an error message."""
     first = first_input(given)
     if first is None:
         return f"{what} of type {type(given).__name__} without a tensor"
@@ -235,7 +235,7 @@ def _described(what: str, given: Any) -> str:
 
 
 def _entries(inputs: Any) -> str:
-    """Return in words of which container the inputs are, for an error message; empty for a single input."""
+    """Describe the container that holds the inputs, for an error message; empty for a single input."""
     if isinstance(inputs, Mapping):
         return f" in a dict of {', '.join(map(repr, list(inputs)[:_SHOWN]))}"
     if isinstance(inputs, list):
@@ -263,19 +263,21 @@ def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
 def _unwritten(called: object, inputs: Any) -> Iterator[Any]:
     """Yield the inputs of a model or loss, or copies of them if it modifies its inputs in place.
 
-    Whether it does is found out at its first call in each training mode; what did it once may do it again.
+    Whether it does is detected at its first call in train mode and in eval mode; if it did so once, it is assumed
+    to do it always.
     """
     mode = bool(getattr(called, "training", True))
     try:
         known = _WRITES.setdefault(called, {})
     except TypeError:
-        # An object that cannot be remembered is found out anew in each call.
+        # An object that cannot be a key of this dictionary is tested again in each call.
         known = {}
     writes = known.get(mode)
     versions: list[tuple[Tensor, int]] = []
 
     def watched(tensor: Tensor) -> Tensor:
-        # One with a node is a copy already, see `loss_from_inputs`; another copy would be a node of the graph.
+        # A tensor with an autograd node is already a copy, see `loss_from_inputs`; copying it again would add a
+        # node.
         given = tensor if writes is False or tensor.grad_fn is not None else tensor.clone()
         versions.append((given, writes_to(given)))
         return given

@@ -41,11 +41,12 @@ class TensorGroup:
     kind : GroupKind
         The operation that owns them.
     copies : tuple of int
-        How often an update holds each parameter: once for each name of a tied one; empty if once each. Not at all
-        if a forward pass moves it, which counts for the head.
+        Number of copies of each parameter in an update: one for each name of a tied parameter; empty if all are 1.
+        It is 0 for a parameter that a forward pass changes, which is counted for the head instead.
     statistics : int
-        Number of running statistics, which a norm updates, and an update holds, once it is trained. The head counts
-        everything else that a forward pass moves, such as a queue in a buffer, which travels whatever is trained.
+        Number of running statistics that a norm updates, and an update holds, if the group is trained. For the head
+        it includes everything else that a forward pass changes, such as a queue in a buffer, because this is sent
+        whatever is trained.
     """
 
     name: str

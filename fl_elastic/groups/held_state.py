@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups.trainable import trainable
 
-# Bytes of all parameters of one shape up to which all of them count as followers.
+# If the parameters of one shape without a gradient take at most this many bytes, all of them count as followers.
 _SMALL = 1 << 20
 # Depth to which nested containers, and objects in them, are examined.
 _DEPTH = 4
@@ -84,9 +84,9 @@ def followers(model: nn.Module) -> list[nn.Parameter]:
     """Return parameters that may change without a gradient, and so are part of what a model has learned.
 
     An exponential moving average requires no gradient and has the shape of what it follows. So for each shape, the
-    parameters without a gradient count as followers if they are no more than the trained ones of that shape; most
-    of a large frozen base is then excluded. Small ones always count. The weight of an embedding with ``max_norm``
-    also counts, because a call scales its rows down.
+    parameters without a gradient count as followers if they are not more numerous than the trained ones of that
+    shape; most of a large frozen base is then excluded. Small ones always count. The weight of an embedding with
+    ``max_norm`` also counts, because a call scales its rows down.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def followers(model: nn.Module) -> list[nn.Parameter]:
     found = [
         each
         for shape, some in still.items()
-        # If there are more than can follow, it is not known which of them do.
+        # If there are more of them than trained parameters to follow, it is not known which of them do.
         if len(some) <= moving[shape] or len(some) * some[0].nbytes <= _SMALL
         for each in some
     ]
@@ -182,14 +182,14 @@ def put_content_back(value: Any, copied: Any) -> None:
 
 
 def write(tensor: Tensor, value: Tensor) -> None:
-    """Write a value into a tensor that is no part of a graph afterwards."""
+    """Write a value into a tensor, which is then outside of any autograd graph."""
     with torch.no_grad():
         tensor.copy_(value)
     let_go(tensor)
 
 
 def let_go(tensor: Tensor) -> None:
-    """Take a tensor out of the graph of the pass that wrote it, through which later backward passes would run."""
+    """Detach a tensor from the graph of the pass that wrote it, so that no later backward pass runs through it."""
     if tensor.grad_fn is not None and tensor._base is None:
         tensor.detach_()
 

@@ -1,4 +1,4 @@
-"""What a loss function says of itself: the class that it ignores, its reduction, and the weights of classes."""
+"""Settings of a loss function: the class that it ignores, its reduction, and its class weights."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def counting_targets(loss_fn: LossFn, targets: Any) -> float | None:
 def weight_in_mean(loss_fn: LossFn, targets: Any, examples: int) -> float:
     """Return the weight of a batch's loss in the mean over several batches, as if all were one batch.
 
-    A classification loss weighs by the targets over which it is the mean, others by the examples that count.
+    The weight is the number of targets over which a classification loss is averaged, and for any other loss the
+    number of examples that count.
 
     >>> weight_in_mean(cross_entropy, torch.tensor([[0, 1, -100], [1, -100, -100]]), 2)
     3.0

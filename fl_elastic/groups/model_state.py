@@ -151,7 +151,7 @@ def wrapper_prefix(model: nn.Module) -> str:
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
-    """Return a key that is equal for tensors that show the same numbers of the same memory."""
+    """Return a key that is equal for tensors that are identical views of the same memory."""
     if (
         is_lazy(tensor)
         or tensor.is_meta

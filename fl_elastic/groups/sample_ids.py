@@ -27,8 +27,8 @@ def sample_ids(inputs: Any) -> list[SampleId]:
 
     An augmented example gets another identifier, so that stale features are never found, and an augmentation with
     few variants per example needs no further key. Multilinear hashing (Carter and Wegman, 1979) with fixed random
-    multipliers is used, because a cryptographic digest of an image takes longer than a step of the head. Content
-    laid out channels last is other content.
+    multipliers is used, because a cryptographic digest of an image takes longer than a step of the head. The same
+    image stored channels last gets another identifier.
 
     Parameters
     ----------

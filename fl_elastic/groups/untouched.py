@@ -159,7 +159,7 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _owner(loss_fn: object) -> object:
-    """Return what holds the state of a loss: the object of a method, and what a partial function calls."""
+    """Return the object that holds a loss's state: that of a method, or the function inside a partial."""
     while isinstance(loss_fn, partial):
         loss_fn = loss_fn.func
     return loss_fn.__self__ if isinstance(loss_fn, MethodType) else loss_fn
@@ -185,8 +185,9 @@ def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     """Restore buffers, attributes, gradients, ``requires_grad``, modes and RNG on leaving the block.
 
     RNG means that of torch, Python and numpy. Weights are not copied, except those that a pass may change:
-    `followers`, and those with hooks on their complete gradient. The block must not write to others. Inside,
-    gradients start as ``None``, and so do tensors that hooks have left on parameters, such as those per example.
+    `followers`, and those with hooks on their complete gradient. The block must not write to any other weight.
+    Inside, gradients start as ``None``, and so do tensors that hooks have stored on parameters, such as per-example
+    gradients.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ class _Channels:
 
 @dataclass
 class _Space:
-    """Channels that several tensors share, and the layers that use them; closed if another operation does, too."""
+    """Channels that several tensors share, and the layers that use them; closed if anything else uses them."""
 
     size: int
     unit: int = 1

@@ -31,7 +31,7 @@ def hardswish(x: Tensor, *, inplace: bool = False) -> Tensor:
 
     Between -3 and 3 the gradient is (2x + 3) / 6, which needs x exactly. So x is kept there, with two bits per
     element that say on which side the other elements are. If less than a quarter of a sample lies outside, which is
-    usual behind a batch norm, x itself is kept instead, and nothing is saved compared with plain PyTorch.
+    usual after a batch norm, x itself is kept instead, and nothing is saved compared with plain PyTorch.
     """
     return apply_function(_Hardswish, x, inplace)
 

@@ -106,7 +106,7 @@ class LeanForward(ABC):
 
 
 def has_foreign_forward(module: nn.Module) -> bool:
-    """Return whether someone else has set a ``forward`` on this module instance, which must not be replaced."""
+    """Return whether other code has set a ``forward`` on this module instance, which must not be replaced."""
     return not isinstance(module.__dict__.get("forward"), LeanForward | None)
 
 

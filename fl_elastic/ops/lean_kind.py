@@ -58,7 +58,7 @@ def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
     if has_foreign_forward(module) or torch.is_autocast_enabled("cpu"):
         return LeanKind.NONE
     found = LeanKind.NONE
-    # An in-place operation on a view, as behind an InstanceNorm, gets a node of another name.
+    # An in-place operation on a view, as after an InstanceNorm, gets a node of another name.
     in_view = node.startswith("AsStrided") and bool(getattr(module, "inplace", False))
     for kind, name, replacement, dimensions in kinds:
         if isinstance(module, kind) and (in_view or name in node):

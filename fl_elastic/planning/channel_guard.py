@@ -92,7 +92,7 @@ class ChannelGuard:
         return [(rest.weight, rest.rows) for rest in self._rest if rest.rows is not None]
 
     def remember(self) -> None:
-        """Do nothing: the untrained channels are those of the beginning."""
+        """Do nothing: the values to restore were copied when the guard was made."""
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -101,7 +101,7 @@ class ChannelGuard:
             rest.put_back(self._scratch[rest.weight.dtype])
 
     def finalize(self) -> None:
-        """Do nothing: the optimiser keeps its state of channels that did not train."""
+        """Do nothing: the optimiser's state of untrained channels is left as it is."""
 
 
 def _others(weight: nn.Parameter, channels: tuple[int, ...]) -> Tensor:

@@ -20,18 +20,20 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask, Seconds
 
-# Knapsacks that are solved with the slack of the one before, and the share of the time that is no slack worth one.
+# Most knapsacks that are solved again with the slack of the previous one, and the share of the time below which
+# slack is not worth another knapsack.
 _RECOSTINGS, _SLACK = 4, 0.01
 # Numbers of steps that are tried if fewer, costlier steps may pay; how near a first guess must come to the best
 # plan's worth; and how many of those are filled up.
 _ALLOWANCES, _NEAR, _FILLED = 6, 0.9, 2
-# Resolution of the knapsack, and of those that only find a price.
+# Resolution of the knapsack, and of knapsacks that are only solved to find a price.
 _FINE, _COARSE = 4096, 512
 # Up to this many groups every choice is tried; more are possible if the memory need not be computed for each.
 _FEW, _MORE_WITHOUT_MEMORY = 8, 4
-# Largest models, in groups, in which one group is exchanged, and in which two are: beyond, it costs too much time.
+# Largest models, in groups, in which one group is exchanged, and in which two are: in larger ones this takes too
+# long.
 _MOST_EXCHANGED, _MOST_IN_PAIRS = 40, 20
-# Most exchanges; most candidates tried for each, how many at once, and how many are refilled.
+# Most exchanges; for each of them the most candidates that are tried, how many at once, and how many are filled up.
 _EXCHANGES, _MOST_TRIED, _AT_ONCE, _MOST_FILLED = 20, 1024, 256, 24
 # Number of profiles whose bytes are cached: enough for the plans of one fit.
 _PROFILES = 8

@@ -1,4 +1,4 @@
-"""Layers run by `fl_elastic.ops`: those in modes that torch lacks, and all layers if steps have to keep less."""
+"""Layers run by `fl_elastic.ops`: layers in modes that torch lacks, and all layers if memory is limited."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LeanLayers(StepTransform):
     Attributes
     ----------
     everywhere : bool
-        Whether all other layers are run by operations, too, that keep only what their mode needs.
+        Whether all other layers are also run by operations that keep only what their mode needs.
     channels : mapping of str to tuple of int
         Trained channels of each group that is trained by channels; set by the trainer if the policy does not choose
         them itself.

@@ -40,10 +40,10 @@ class Plan:
     predicted_step_bytes : float
         Saved activations, gradients and optimiser state of one step.
     sending_seconds : float
-        Time that sending the update takes of the round's deadline; not part of the step times.
+        Part of the round's deadline that sending the update takes; not included in the step times.
     layers : tuple of tuple of str
-        For each group the modules in whose operations it takes part, once per run. Empty if no policy made the
-        plan; its groups can then only be trained whole.
+        For each group, the modules whose operations use its parameters, with one entry per call. Empty if no policy
+        made the plan; its groups can then only be trained whole.
     transforms : tuple of StepTransform
         Other changes of the steps: replaced operations, recomputed blocks, skipped inputs.
     """

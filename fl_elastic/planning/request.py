@@ -161,7 +161,7 @@ class PlanRequest:
         return replace(self.allowing(self.allowed_step_seconds), profile=profile)
 
     def head_mask(self) -> Mask:
-        """Return the mask of the head alone, with other heads that the traced batch did not use."""
+        """Return the mask of the head alone, including other heads that the traced batch did not use."""
         mask = np.zeros(len(self.profile), dtype=bool)
         head = self.profile.graph.head
         mask[[head, *(group for group in self.profile.graph.unused if group < head)]] = True

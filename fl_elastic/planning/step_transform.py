@@ -106,8 +106,8 @@ class StepTransform:
         Order of application: 0 replaces layers, 1 changes what passes between modules, 2 wraps modules as they then
         are.
     runs_part : bool
-        Whether steps run only a part of the model, or of its inputs. The time of such steps does not correct costs,
-        and a fit with limited sending keeps its first such plan.
+        Whether steps run only a part of the model, or of its inputs. The times of such steps are not used to
+        correct costs, and a fit under a limit on sending keeps its first plan of this kind.
     opens_steps : bool
         Whether each step has an `opener`; then only `ElasticTrainer` can take the steps.
     """

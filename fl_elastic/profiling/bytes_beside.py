@@ -1,4 +1,4 @@
-"""What operations take for a moment beyond what their shapes tell, from the allocations of recorded steps."""
+"""Temporary bytes of operations beyond what their shapes imply, from the allocations of recorded steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fl_elastic.profiling.node_timer import TracedEdges
 from fl_elastic.profiling.profile import CostProfile, Seconds, model_device
 
 _FLOAT, _NUMBERS = 4.0, 4096
-# How autograd's engine names a node that begins.
+# Prefix of the name under which autograd's engine reports the start of a node.
 _ENGINE = "autograd::engine::evaluate_function"
 
 
@@ -33,10 +33,10 @@ def with_bytes_beside(
     batches: Sequence[Batch],
     scale: float,
 ) -> CostProfile:
-    """Return the profile with the bytes by which each node took more than is counted for it.
+    """Return the profile with each node's temporary bytes beyond those that are already counted for it.
 
     An operation may compute through larger tensors than it reads, keeps and returns, as a bilinear layer does. Each
-    gradient is let go once it is computed. A convolution is left out: which copies it makes depends on how many
+    gradient is freed once it is computed. A convolution is left out: which copies it makes depends on how many
     examples there are, see `fl_elastic.profiling.reordered_copies`.
 
     Parameters
@@ -48,10 +48,10 @@ def with_bytes_beside(
     model, loss_fn
         The model and loss of the training.
     batches : sequence of tuple
-        The whole batch, or a part of it and one twice as large, from which the whole is concluded; none if not even
-        a part fits.
+        The whole batch, or a part of it and a part twice as large, from which the bytes of the whole batch are
+        extrapolated; empty if not even a part fits.
     scale : float
-        How many times larger the whole batch is than the first of them.
+        How many times larger the whole batch is than the first entry of ``batches``.
     """
     assert profile.saved is not None
     # An accelerator's allocations are not recorded, and a backward pass in the forward pass has nodes of its own.
@@ -67,7 +67,7 @@ def with_bytes_beside(
 
 
 def optimizer_moment(made: torch.optim.Optimizer, device: torch.device) -> float:
-    """Return the bytes per number that an optimiser takes while it steps, besides what it keeps; 4 if not known."""
+    """Return the temporary bytes per number of an optimiser's step, besides its state; 4 if not known."""
     weight = nn.Parameter(torch.zeros(_NUMBERS, device=device))
     try:
         with preserved_rng():
@@ -77,7 +77,7 @@ def optimizer_moment(made: torch.optim.Optimizer, device: torch.device) -> float
                 with recorded_allocations() as events:
                     optimizer.step()
     except Exception:
-        # For example one for matrices only.
+        # For example an optimiser for matrices only.
         return _FLOAT
     taken = np.cumsum([change for _, _, change in events])
     return float(taken.max(initial=0.0)) / _NUMBERS if events else _FLOAT
@@ -97,7 +97,7 @@ def _most_at_nodes(edges: TracedEdges, model: nn.Module, loss_fn: LossFn, batch:
         if name.startswith(_ENGINE):
             backward = 1
         elif backward:
-            # Parts that run again have other numbers.
+            # Nodes of parts that run again have other numbers.
             place = place_of.get(number, place)
         elif number >= 0:
             place = place_of[numbers[max(bisect_right(numbers, number) - 1, 0)]]

@@ -59,8 +59,8 @@ _TENSOR_SECONDS = 5e-6
 _NODE_BYTES = 3_000.0
 # Bytes that the record of a step takes for one node.
 _RECORD_BYTES = 15_000.0
-# Bytes of a record that is made under any budget, and where there is room: of many small operations it takes as
-# long as ten steps.
+# Most bytes of a record that is made under any budget, and of one that is made if memory allows: recording many
+# small operations takes as long as ten steps.
 _SMALL_RECORD, _LARGE_RECORD = 2e6, 16e6
 # Products that take as long as reading or writing one number.
 _PRODUCTS_PER_NUMBER = 16.0

@@ -22,7 +22,7 @@ _SAME_STORAGE = (
     "View", "UnsafeView", "Reshape", "Transpose", "TBackward", "Permute", "Squeeze", "Unsqueeze",
     "Add", "Clone", "Alias",
 )  # fmt: skip
-# These hand on parts of the error gradient, all of which stays while any of them is needed.
+# These pass on parts of the error gradient; all of it stays in memory while any part is needed.
 _PARTS = ("Cat", "Stack")
 # These operations need their whole input and output at the same time, in any mode of the model.
 _WHOLE_STEPS = (
@@ -37,14 +37,16 @@ _DROPOUTS = ("Mul", "NativeDropout", "FusedDropout")
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """Bytes that are neither kept nor gradients of weights; arrays have shape (M,), in backward order.
+    """Bytes of tensors on their way between operations; arrays have shape (M,), in backward order.
+
+    They are neither kept for the backward pass nor gradients of weights.
 
     Attributes
     ----------
     passing : array
-        While each node runs backward and passes the error gradient on: its incoming and outgoing error gradients,
-        and those that wait for other branches. An activation lives as long as its error gradient, so the forward
-        pass holds as much at the same place.
+        Bytes while each node runs backward and passes the error gradient on: its incoming and outgoing error
+        gradients, and the error gradients that wait for other branches. An activation lives as long as its error
+        gradient, so the forward pass holds as much at the same place.
     ending : array
         The same for a node that passes nothing on.
     dropping : array
@@ -53,7 +55,7 @@ class InFlight:
     training : array
         Extra bytes of a layer while its own weights are trained.
     inference : float
-        The least peak of one inference: what a device must have in any case.
+        Lowest possible peak of one inference, which a device needs in any case.
     """
 
     passing: Seconds
@@ -132,7 +134,7 @@ def _is_given(node: BackwardNode) -> bool:
 
 
 def _may_drop(node: BackwardNode) -> bool:
-    """Return whether a node multiplies its input with something that no layer made, such as a dropout mask."""
+    """Return whether a node multiplies its input by a tensor that no layer made, such as a dropout mask."""
     return node.group is None and len(node.inputs) == 1 and node.name.startswith(_DROPOUTS)
 
 
@@ -143,24 +145,24 @@ _PROFILES = 8
 
 @dataclass(frozen=True, eq=False)
 class NodeTable:
-    """What is known of a profile's M nodes and N groups, whatever is trained.
+    """Facts about a profile's M nodes and N groups that do not depend on what is trained.
 
     Attributes
     ----------
     saved : SavedTensors
         Tensors that nodes save.
     nodes, tensors : array
-        Pairs of a node and a tensor that it saves, by node.
+        Index pairs of a node and a tensor that it saves, sorted by node.
     owners, first, group
-        Nodes of each group, the first of them, and the group of each node, -1 for none.
+        Nodes of each group, the first node of each group, and the group of each node (-1 for none).
     statistics : array, shape (N,)
-        Numbers of running statistics.
+        Number of running statistics of each group.
     whole_if_plain, whole_if_lean : array of bool, shape (M,)
-        Nodes that keep everything even if frozen, with torch's layers and with lean ones.
+        Whether each node keeps all its tensors even if frozen: with torch's layers, and with lean layers.
     extra, work : array, shape (M,)
-        Bytes that lean layers keep, and that they unpack for a moment.
+        Bytes that lean layers keep, and bytes of the temporary tensors into which they unpack them.
     beside : array, shape (2, M)
-        Bytes for a moment of the forward and of the backward pass.
+        Temporary bytes of each node in the forward and in the backward pass.
     flight : InFlight
         Tensors on their way between operations.
     totals : dict
@@ -235,7 +237,7 @@ def node_table(profile: CostProfile) -> NodeTable:
         kinds != LeanKind.PRODUCT,
         kinds == LeanKind.NONE,
         extra,
-        # One byte per unit behind a gate, and eight per maximum.
+        # One byte per unit of a gate, and eight per maximum.
         np.where(kinds == LeanKind.GATE, sizes, 0.0)
         + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
         saved.beside if saved.beside.size else np.zeros((2, len(nodes))),
@@ -298,7 +300,7 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
 
 
 def _needs_input(group: TensorGroup, mode: Mode) -> bool:
-    """Return whether gradients need the layer's input: a bias's do not, a norm's factor, also a vector, does."""
+    """Return whether gradients need the layer's input: a bias's does not, a norm's scale (a vector too) does."""
     return mode.kind != "bias" or len(group.vectors()) == len(group.parameters)
 
 

@@ -48,7 +48,7 @@ def with_code(tensors: float, code: float) -> float:
     return tensors + min(max(_SLOPE * (tensors - _SMALL), 0.0), code)
 
 
-# A buffer is kept as it was before the fit, and as it was before the steps by the present plan.
+# Of each buffer two copies are kept: from before the fit, and from before the steps of the present plan.
 _STATISTIC = 8
 
 
@@ -66,11 +66,12 @@ class StepMemory:
     largest_block : float
         The part of the activations that the largest recomputed block keeps while it runs again.
     copies : float
-        Copies of the trained parameters, and of the buffers that move, from before: the update is the difference to
-        them, and a fit that fails restores them. State that an optimiser holds from earlier fits counts here.
+        Copies, made before training, of the trained parameters and of the buffers that move: the update is the
+        difference from them, and a fit that fails restores them. State that an optimiser holds from earlier fits
+        counts here.
     moment : float
-        The most, at one moment, of everything temporary beyond what inference takes: activations, which the
-        backward pass frees as it goes, gradients, which it creates, and tensors on their way between operations.
+        Peak of everything temporary, beyond what inference takes: activations, which the backward pass frees as it
+        goes; gradients, which it creates; and tensors on their way between operations.
     code : float
         Code that the process has yet to load for training, see `CostProfile.code_bytes`.
     """
@@ -212,7 +213,7 @@ def _most_at_once(
     running, passing : array, shape (M,)
         Nodes that run backward, and those of them that pass the error gradient on.
     lean : bool
-        Whether lean layers run, which unpack bits and bytes for a moment.
+        Whether lean layers run, which unpack bits and bytes into temporary tensors.
     """
     gradients = np.zeros(len(held))
     gradients[node_table(profile).first] = FLOAT * numbers
@@ -265,7 +266,7 @@ def _at_nodes(
 def taken_at_nodes(profile: CostProfile) -> Seconds:
     """Return the bytes while each node runs forward, and while it runs backward, shape (2, M).
 
-    Of a plain step that trains everything and frees each gradient once it is complete.
+    The step is a plain one that trains everything and frees each gradient once it is complete.
     """
     everything = np.ones(len(profile), dtype=bool)
     running, passing = profile.running_nodes(everything)
@@ -319,7 +320,7 @@ def group_activation_bytes(
     """Return the bytes that a group keeps in ``mode`` beyond what it keeps when frozen, at least 0.
 
     A convolution trained by channels may keep less than a frozen convolution of torch, which keeps its whole input.
-    It then counts as much as the frozen one, so that the sum over groups is never too small.
+    The result is then 0, as for the frozen one, so that the sum over groups is never too small.
     """
     frozen = [Mode.FROZEN] * len(profile)
     trained = [mode if index == group else Mode.FROZEN for index in range(len(profile))]

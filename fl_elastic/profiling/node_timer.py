@@ -55,7 +55,7 @@ class TracedEdges:
 
     @classmethod
     def of(cls, trace: Trace) -> TracedEdges:
-        """Return the edges of a traced step."""
+        """Record the edges of a traced step's graph, so that the trace itself can be freed."""
         place_of = {node: index for index, node in enumerate(trace.nodes) if node is not None}
         owners = trace.graph.group_nodes()
         place_of |= {node: owners[group][-1] for node, group in trace.weight_nodes}
@@ -128,7 +128,7 @@ def time_nodes(edges: TracedEdges, loss: Tensor, clock: Clock) -> Seconds:
 
 
 def _few_of(members: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Return a few evenly spaced ones of equal nodes."""
+    """Return a few evenly spaced members of a list of equal nodes."""
     count = min(len(members), _FEW)
     return [members[place * len(members) // count] for place in range(count)]
 
@@ -325,7 +325,7 @@ def saved_by_step(
     """Return which tensors each node keeps; recomputed parts count with what they keep while they run again.
 
     All such parts are counted as if they ran again at the same time, because the graph does not show when they do;
-    so a step never takes more than stated. They are examined on a small part of the batch, because the whole batch
+    so a step never takes more than this. They are examined on a small part of the batch, because the whole batch
     may not fit without recomputation.
 
     Parameters

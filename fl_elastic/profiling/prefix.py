@@ -27,7 +27,7 @@ _VALUES = 1 << 19
 
 @dataclass(frozen=True)
 class StoreTerms:
-    """Size and use of a feature store, by which plans price it.
+    """Size and use of a feature store, from which its average cost per step is computed.
 
     Attributes
     ----------
@@ -123,9 +123,9 @@ def measure_prefix(
 ) -> CostProfile:
     """Return the profile with the costs of an elastic forward pass; the model is left unchanged.
 
-    One pass gives the seconds up to every cut, by the clock at each. Plain and inference passes of the frozen model
-    alternate; the fastest of each counts (without the first, if there are several), and both are scaled to the
-    forward pass of real steps.
+    One pass gives the seconds up to every cut, because the clock is read at each cut. Plain and inference passes of
+    the frozen model alternate; the fastest of each counts (without the first, if there are several), and both are
+    scaled to the forward pass of real steps.
     """
     # Imported here: not needed if costs are known already.
     from fl_elastic.ops.split import SplitModel
@@ -156,7 +156,7 @@ def measure_prefix(
 def _seconds_at_cuts(
     model: nn.Module, graph: BackwardGraph, run: Callable[[], Any], timer: Clock
 ) -> Seconds:
-    """Return the seconds up to each cut and, last, of the whole pass; shape (C + 1,)."""
+    """Return the seconds up to each cut and, as the last entry, of the whole pass; shape (C + 1,)."""
     with _stamps(model, graph, timer) as stamps:
         started = timer()
         run()

@@ -169,7 +169,7 @@ class CostProfile:
     forward_seconds : array, shape (N,)
         Time of forward pass and loss if the deepest trained group is this one.
     fixed_seconds : float
-        Time of every step besides: starting the backward pass, clearing gradients.
+        Other time of every step, such as starting the backward pass and clearing gradients.
     node_saved_bytes : array, shape (M,)
         Activation bytes that are kept because this node runs backward; each storage is counted for the shallowest
         node that keeps it.
@@ -196,8 +196,7 @@ class CostProfile:
         Code that a process has yet to load for its first steps; not a property of the model, and not stored with
         it.
     held_bytes : float
-        What an optimiser holds from earlier fits, beside a copy of it or the state of other weights; not stored,
-        either.
+        Bytes of optimiser state from earlier fits; not stored with the profile, either.
     """
 
     key: ProfileKey
@@ -268,7 +267,7 @@ class CostProfile:
 
     @property
     def memory_recorded(self) -> bool:
-        """Whether a step was recorded to see what its operations take, as far as what they keep is known."""
+        """Whether a step was recorded to find the temporary bytes of operations, or no saved tensors are known."""
         return self.saved is None or self.saved.beside.size > 0
 
     @cached_property

@@ -11,9 +11,9 @@ _FLOAT = 4
 _BLOCK = 16
 # Largest kernel that depthwise layers train in place, on maps of at least that size.
 _SMALL_KERNEL = 3
-# Most channels of an input that is read without reordering, as pictures have.
+# Most channels of an input that is read without reordering, such as a picture.
 _FIRST_CHANNELS = 3
-# Numbers of a single example up to which torch computes without the library.
+# Largest single example, in numbers, that torch computes without oneDNN.
 _BY_ITSELF = 20_480
 # Ratio of positions in one map to those in the other from which on a convolution counts as strided.
 _STRIDED = 1.5
@@ -144,7 +144,7 @@ def is_transposed(
 
 
 def _is_small(entering: tuple[int, ...], leaving: tuple[int, ...]) -> bool:
-    """Return whether it is a single example of so few numbers that torch does not use the library."""
+    """Return whether the input is a single example so small that torch does not use oneDNN."""
     return leaving[0] == 1 and math.prod(entering) <= _BY_ITSELF
 
 

@@ -26,10 +26,10 @@ class FirstPass:
     Attributes
     ----------
     few : tuple
-        Inputs and targets of two examples; of the whole batch if the model does not give one row for each of two,
-        as when time steps come first, or inputs say where each example begins.
+        Inputs and targets of two examples, or of the whole batch if the model does not output one row for each of
+        two examples. This happens if time steps come first, or if an input holds the offset of each example.
     end : ModelEnd
-        How the outputs for these examples are made of those of the last linear layer.
+        How the model computes its outputs for these examples from the outputs of its last linear layer.
     """
 
     few: tuple[Any, Any]

@@ -54,7 +54,7 @@ class FeatureCodec:
 
     @property
     def most(self) -> float:
-        """Largest absolute value that is stored as it is, or to within `tolerance`."""
+        """Largest absolute value that can be stored, exactly or to within `tolerance`."""
         if self.precision == "fp16":
             return torch.finfo(torch.float16).max
         # The range between a least and a greatest value has to be a number, too.

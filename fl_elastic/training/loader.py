@@ -94,7 +94,7 @@ def check_loader(loader: object) -> None:
 
 
 def check_rereadable(loader: object, reads: str) -> None:
-    """Raise TrainingError for what is no loader, or can be read only once; ``reads`` says what reads it again."""
+    """Raise TrainingError unless this is a loader that can be read again; ``reads`` says what reads it again."""
     check_loader(loader)
     if isinstance(loader, Iterator):
         raise TrainingError(

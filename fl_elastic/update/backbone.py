@@ -27,7 +27,7 @@ def write_backbone(
     """Write all tensors of a model except its head's to a file, atomically; return their digest.
 
     The digest is the one that :func:`~fl_elastic.flower.initial_arrays` sends for a model of which only the head
-    trains: a device with another backbone refuses.
+    trains: a device with another backbone refuses to train.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def write_backbone(
     ModelError
         If no tensor would be left to write.
     OSError
-        If the disk does not take the file.
+        If the file cannot be written.
     """
     arrays = {n: t.cpu().numpy() for n, t in model.state_dict().items() if n not in set(head)}
     digest = base_digest(model, head)

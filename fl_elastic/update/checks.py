@@ -17,7 +17,7 @@ from fl_elastic.update.partial import PackedDeltas, PartialUpdate, reach
 from fl_elastic.update.parts import Masks, take_part
 
 MAX_VERSION = 2**62
-# Relative error above that of bf16.
+# Slightly above the relative rounding error of bf16.
 _ROUNDED = 0.01
 
 

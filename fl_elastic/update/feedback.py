@@ -45,7 +45,7 @@ class ErrorFeedback:
     version : int
         Version of the model from which the last update that was sent starts; -1 if none was sent.
     forgot : str
-        Name of what `forget` was called for last; empty for nothing.
+        Name with which `forget` was last called; empty if it never was.
 
     Examples
     --------
@@ -141,7 +141,7 @@ class ErrorFeedback:
         return np.where(part, lost, before)
 
     def save(self, path: str | os.PathLike[str]) -> bool:
-        """Write the residuals to a file, atomically; if the disk does not take it, log that and return False."""
+        """Write the residuals to a file, atomically; if that fails, log it and return False."""
         try:
             facts = {_VERSION: self.version, _FORGOT: self.forgot}
             write_archive(path, _KIND, facts, self.residuals)

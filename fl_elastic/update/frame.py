@@ -106,7 +106,7 @@ def unpack(
 
 
 def _difference(seen: object, manifest: Manifest) -> str:
-    """Return in which dtype the other side has the same tensors, as after server optimisers that return float64."""
+    """Describe how the other side's tensors differ, for example by the float64 of some server optimisers."""
     own = {dtype for dtype in manifest.dtypes if dtype in FLOATS}
     for dtype in FLOATS:
         dtypes = tuple(dtype if each in FLOATS else each for each in manifest.dtypes)

@@ -344,7 +344,7 @@ def _buffer_role(dtype: str) -> Role:
 
 
 def _state_of(model: nn.Module) -> ModelState:
-    # Evaluated lazily: whoever has a model has loaded torch, but a server that only knows arrays has not.
+    # Imported here: a process that has a model has loaded torch, but a server that only knows arrays has not.
     from fl_elastic.groups.model_state import ModelState
 
     return ModelState.of(model)
@@ -387,13 +387,13 @@ def places_of(state: Mapping[str, Any]) -> str:
     found = state.get(READ_FROM)
     if found is None:
         return ""
-    # A tensor may be on an accelerator, of which numpy cannot read.
+    # A tensor may be on an accelerator, whose memory numpy cannot read.
     array = found.cpu() if hasattr(found, "cpu") else found
     return bytes(np.asarray(array, dtype=np.uint8)).decode(errors="replace")
 
 
 def refuse_other_places(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise UpdateError if a state is that of a readout of other places, whose tensors may have the same shapes."""
+    """Raise UpdateError if a state is that of a readout of other places, even if all shapes are the same."""
     reads, wanted = places_of(own), places_of(given)
     if reads and wanted and reads != wanted:
         raise UpdateError(

@@ -4,7 +4,7 @@ A message of changed tensors carries the version from which it starts, and the C
 The receiver packs its updated model and compares: if the model differs from the sender's (another branch of the
 federation after a restart, another codec in an earlier message), it is refused instead of trained on.
 
-Of a frozen base, which stays on the device, the message carries the manifest's digest, which is compared too.
+For a frozen base, which stays on the device, the message carries the manifest's digest, which is compared too.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Train(RoundTask):
 
 
 def read_groups(text: str) -> tuple[str, ...]:
-    """Return the names in ``groups`` of `Train`; raise PlanError if it is no list of names.
+    """Return the names in ``groups`` of `Train`; raise PlanError if it is not a list of names.
 
     >>> read_groups('["head", "conv"]')
     ('head', 'conv')

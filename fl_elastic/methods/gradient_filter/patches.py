@@ -21,7 +21,7 @@ class Cells:
     Attributes
     ----------
     start, stop : int
-        The part of the axis that the outputs read; without padding ``start`` lies behind the margin of the kernel.
+        The part of the axis that the outputs read; without padding, ``start`` lies after the margin of the kernel.
     side : int
         Length of a cell: patch side times stride.
     count : int

@@ -23,7 +23,7 @@ _MOMENTA = ("momentum_buffer", "exp_avg")
 
 @dataclass(frozen=True)
 class NeuronLayers(LeanLayers):
-    """Lean layers that erase the momentum of what did not train, so that thawed neurons start without any."""
+    """Lean layers that erase the momentum of untrained neurons, so that it is zero when they train again."""
 
     def guard(
         self,

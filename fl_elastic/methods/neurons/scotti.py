@@ -26,11 +26,11 @@ class ScottiPolicy(NeuronPolicy):
     r"""Train the neurons that are faster than a learned threshold, and everything without neurons: SCoTTi-style.
 
     The threshold descends its own gradient (Li et al., ICCV workshops 2023), with momentum: :math:`\partial L /
-    \partial \epsilon = a \sum \langle \nabla L, m \rangle` over what trains, with the learning rate a and the
-    momentum m of the previous step. Steps that agree lower it, so that more trains. It is learned in every step and
-    used from the next fit on. As in the published code, frozen neurons do not count, because their gradients are
-    not computed. If a step does not fit the budget, the threshold is raised until it does, for that fit. Before
-    there is a velocity everything trains, or random neurons if everything does not fit.
+    \partial \epsilon = a \sum \langle \nabla L, m \rangle` over the trained weights, with the learning rate a and
+    the momentum m of the previous step. Steps that agree lower it, so that more trains. It is learned in every step
+    and used from the next fit on. As in the published code, frozen neurons do not count, because their gradients
+    are not computed. If a step does not fit the budget, the threshold is raised until it does, for that fit. As
+    long as no velocity is known, everything trains, or random neurons if not everything fits.
 
     The optimiser must be SGD with momentum: under any other the threshold does not move.
 
@@ -70,7 +70,7 @@ class ScottiPolicy(NeuronPolicy):
         optimizer: torch.optim.Optimizer,
         memory: PolicyMemory,
     ) -> PolicyMemory:
-        """Move the threshold by the agreement of a step's gradients with the previous steps."""
+        """Move the threshold by how far a step's gradients agree with the momentum of the previous steps."""
         memory = memory.of(self.name)
         layers = {name.removeprefix("output/") for name in memory.arrays}
         gradient = threshold_gradient(

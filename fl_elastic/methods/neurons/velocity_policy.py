@@ -27,10 +27,10 @@ class VelocityPolicy(NeuronPolicy):
     """Train the head, and the neurons of largest velocity per parameter that fit a budget: Velocity-style.
 
     From Quelennec et al. (WACV 2024): the score, the threshold at the first neuron that does not fit, and random
-    neurons in the fits before there is a velocity. The published code charges a depthwise channel for the whole
-    width of its layer, and its random choice exceeds the budget; here a neuron is charged for its own weights, and
-    both choices keep the budget. Assumed: only neurons of convolutions and linear layers are chosen, and norms stay
-    frozen.
+    neurons in the first fits, in which no velocity is known yet. The published code charges a depthwise channel for
+    the whole width of its layer, and its random choice exceeds the budget; here a neuron is charged for its own
+    weights, and both choices keep the budget. Assumed: only neurons of convolutions and linear layers are chosen,
+    and norms stay frozen.
 
     The parameters are limited to a share of those of all neurons, and the step by the budget, whose measured costs
     raise the threshold further. A budget without any limit means the largest of the paper's shares, 0.308.

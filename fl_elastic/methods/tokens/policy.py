@@ -42,7 +42,7 @@ class TokenPolicy(Policy):
 
     @abstractmethod
     def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
-        """Return the first block behind which the policy may ever drop tokens."""
+        """Return the first block after which the policy may ever drop tokens."""
 
     def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model that is not a chain of at least two blocks."""
@@ -100,7 +100,7 @@ def _class_tokens(
     blocks : sequence of TokenBlock
         All blocks, see `token_blocks`.
     first : TokenBlock
-        The first block behind which tokens may be dropped.
+        The first block after which tokens may be dropped.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def _class_tokens(
 
 
 def _reads_only(model: nn.Module, loss_fn: LossFn, batch: Batch, last: str, classes: int) -> bool:
-    """Return whether the loss does not depend on the other tokens behind the last block."""
+    """Return whether the loss does not depend on the other tokens after the last block."""
 
     def lost(tokens: Tensor) -> Tensor:
         left = torch.full_like(tokens, torch.nan)
@@ -249,12 +249,12 @@ class BsrPolicy(TokenPolicy):
 
 @POLICIES.register("e_vit")
 class EVitPolicy(TokenPolicy):
-    """Train every group, and drop tokens behind a quarter, a half and three quarters of the blocks.
+    """Train every group, and drop tokens after a quarter, a half and three quarters of the blocks.
 
-    After Tri-Level E-ViT (Kong et al., AAAI 2023): of the remaining tokens, those are kept that the class token
-    attends to most, averaged over heads. Tokens are dropped behind a block, not before its perceptron. Of the other
-    two levels, that of examples is left to the sampler, and masks on attention are left out because they cost time.
-    The published share falls from epoch to epoch; here it is constant. A time budget is met with fewer steps.
+    After Tri-Level E-ViT (Kong et al., AAAI 2023): of the remaining tokens, the ones that the class token attends
+    to most, averaged over heads, are kept. Tokens are dropped after a block, not before its MLP. Of the other two
+    levels, that of examples is left to the sampler, and masks on attention are left out because they cost time. The
+    published share falls from epoch to epoch; here it is constant. Under a time budget, fewer steps are taken.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ class EVitPolicy(TokenPolicy):
         self.keep = keep
 
     def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
-        """Return the block behind the first quarter of the blocks."""
+        """Return the block after the first quarter of the blocks."""
         return _places(blocks)[0]
 
     def plan(self, request: PlanRequest) -> Plan:
@@ -294,7 +294,7 @@ class EVitPolicy(TokenPolicy):
 
 
 def _places(blocks: Sequence[TokenBlock]) -> list[TokenBlock]:
-    """Return the blocks behind which tokens are dropped: of twelve the fourth, the seventh and the tenth."""
+    """Return the blocks after which tokens are dropped: of twelve the fourth, the seventh and the tenth."""
     depth = len(blocks)
     return [
         blocks[place] for place in sorted({depth // 4, depth // 2, depth * 3 // 4} - {depth - 1})

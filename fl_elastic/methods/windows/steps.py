@@ -129,7 +129,7 @@ def _training_norms(model: nn.Module) -> list[BatchNorm]:
 
 @contextmanager
 def driving(optimizer: torch.optim.Optimizer, narrow: Sequence[Narrow]) -> Iterator[None]:
-    """Let the optimiser drive the windows instead of the whole parameters inside the context.
+    """Let the optimiser update the windows instead of the whole parameters inside the context.
 
     State tensors with the shape of the parameter are windowed as well; other state (counts of steps) is the
     parameter's. A step inside equals a step on the whole parameters that leaves the other units and their state

@@ -17,12 +17,12 @@ from fl_elastic.groups.torch_private import BatchNorm, own_buffers, own_paramete
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of one axis that continues at the front if it reaches the end.
+    """A contiguous range of one axis, which wraps around at its end.
 
     Attributes
     ----------
     axis, first, count : int
-        Index of the axis, and first position and length of the stretch.
+        Index of the axis, and first position and length of the range.
     """
 
     axis: int
@@ -38,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a tensor: a stretch along some of its axes, and everything along the others.
+    """A part of a tensor: a range along some of its axes, and everything along the others.
 
     Examples
     --------
@@ -106,7 +106,7 @@ Spans = dict[str, dict[int, Span]]
 
 
 def spans_of(model: nn.Module, kept: Mapping[Width, tuple[int, int]]) -> Spans:
-    """Return for each module and each axis of its tensors the stretch that its window keeps.
+    """Return for each module and each axis of its tensors the range that its window keeps.
 
     Parameters
     ----------

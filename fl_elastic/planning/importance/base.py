@@ -58,7 +58,8 @@ class Importance(ABC):
     batches_needed : int
         Number of batches of a probe.
     read_from_steps : bool
-        Whether consecutive training steps give the same score, see `fl_elastic.training.step.StepImportance`.
+        Whether the score can be computed from consecutive training steps, see
+        `fl_elastic.training.step.StepImportance`.
     by_example : bool
         Whether a probe passes each example through the model separately.
     """

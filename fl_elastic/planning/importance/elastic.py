@@ -21,9 +21,9 @@ class ElasticImportance(Importance):
     r"""First-order loss decrease of the step that the real optimiser would take.
 
     :math:`I_k = -\langle g_k(B;\,w+\Delta w),\ \Delta w_k(A)\rangle`, where :math:`\Delta w` is the optimiser's
-    update from batch A and g the gradient after it on batch B. ElasticTrainer (Huang et al., MobiSys 2023, section
-    4) takes both from one batch, which adds that batch's noise to every score in proportion to the group's size; an
-    independent batch B removes this bias.
+    update from batch A, and g is the gradient on batch B after this update. ElasticTrainer (Huang et al., MobiSys
+    2023, section 4) takes both from one batch, which adds that batch's noise to every score in proportion to the
+    group's size; an independent batch B removes this bias.
     """
 
     batches_needed = 2

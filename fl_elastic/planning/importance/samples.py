@@ -21,7 +21,7 @@ from fl_elastic.groups.untouched import untouched
 def norms_at_rest(
     model: nn.Module, groups: Sequence[TensorGroup], loss_fn: LossFn | None = None
 ) -> Iterator[None]:
-    """Let BatchNorm use its running statistics inside the block, and leave model and loss unchanged by it.
+    """Let BatchNorm use its running statistics inside the block; restore model and loss at its end.
 
     Only then does an example's gradient depend on no other example, and a sum over examples is exact; a frozen
     BatchNorm trains in the same way. Inside, the parameters of ``groups`` require a gradient.
@@ -45,7 +45,7 @@ def single_examples(model: nn.Module, batches: Sequence[Batch]) -> Iterator[tupl
     Raises
     ------
     TrainingError
-        If a batch is no pair or has no examples.
+        If a batch is not a pair or has no examples.
     """
     joint = any(isinstance(m, BatchNorm) and m.running_mean is None for m in model.modules())
     for batch in batches:
