@@ -21,7 +21,7 @@ from fl_elastic.flower.client_availability import Backoff
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import of_most, read_answers
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.dampening import SquaredGradients, dampening, decode_squares
+from fl_elastic.update.dampening import SquaredGradients, dampening_factors, decode_squares
 from fl_elastic.update.manifest import Manifest, WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
@@ -185,7 +185,7 @@ def dampened(
     requests : mapping of int to str
         Nodes whose examples may be forgotten, with their requests.
     alpha : float or None
-        See `fl_elastic.update.dampening.dampening`.
+        See `fl_elastic.update.dampening.dampening_factors`.
     """
     found = of_most(
         list(_read(replies, manifest, limits, record)),
@@ -215,7 +215,7 @@ def dampened(
         return dict(weights), came
     try:
         everything = _added([sent.everything for sent in found])
-        factors = dampening(_added([*wanted.values()]), everything, alpha=alpha)
+        factors = dampening_factors(_added([*wanted.values()]), everything, alpha=alpha)
     except UpdateError as error:
         _LOG.warning(
             "round %s: nothing can be forgotten: %s", record.server_round, one_line(str(error))

@@ -88,7 +88,7 @@ def dampen_body(
     held_out : collection of Row
         Further samples that count among the others.
     alpha : float or None
-        See `fl_elastic.update.dampening.dampening`.
+        See `fl_elastic.update.dampening.dampening_factors`.
     seed : int
         Seed for drawing from the other samples if there are many.
 

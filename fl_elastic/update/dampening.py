@@ -162,7 +162,7 @@ _LOOKED_AT = 4_000_000
 _NEARLY = 1e-3
 
 
-def dampening(
+def dampening_factors(
     forgotten: SquaredGradients,
     everything: SquaredGradients,
     *,
@@ -191,7 +191,7 @@ def dampening(
     Examples
     --------
     >>> few = SquaredGradients({"weight": np.float32([8.0, 1.0])}, 1)
-    >>> dampening(few, SquaredGradients({"weight": np.float32([8.0, 4.0])}, 4))["weight"].tolist()
+    >>> dampening_factors(few, SquaredGradients({"weight": np.float32([8.0, 4.0])}, 4))["weight"].tolist()
     [0.25, 1.0]
     """
     if alpha is not None and not (isinstance(alpha, numbers.Real) and 0 < alpha < math.inf):
@@ -228,7 +228,7 @@ def alpha_by_share(forgotten: SquaredGradients, everything: SquaredGradients) ->
     Parameters
     ----------
     forgotten, everything : SquaredGradients
-        As for `dampening`.
+        As for `dampening_factors`.
 
     Examples
     --------

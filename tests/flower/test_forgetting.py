@@ -43,7 +43,12 @@ from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.dampening import SquaredGradients, dampening, decode_squares, encode_squares
+from fl_elastic.update.dampening import (
+    SquaredGradients,
+    dampening_factors,
+    decode_squares,
+    encode_squares,
+)
 from fl_elastic.update.frame import MessageKind, pack
 
 NODES, CLASSES, ALPHA = 4, 5, 2.0
@@ -402,7 +407,7 @@ def test_weights_that_are_not_dampened_keep_every_digit(dtype: torch.dtype) -> N
     new, came = dampened(
         [message], before, manifest, Limits(), RoundRecord(1), {1: "request"}, None
     )  # fmt: skip
-    factors = dampening(few, everything)
+    factors = dampening_factors(few, everything)
     assert came == {1: 3} and any((each < 1).any() for each in factors.values())
     for name, factor in factors.items():
         assert new[name].dtype == before[name].dtype
@@ -540,7 +545,7 @@ def test_tied_weights_are_dampened_under_each_of_their_names() -> None:
     loader = [(torch.randn(4, 6), torch.randint(0, 3, (4,))) for _ in range(3)]
     everything = squared_gradients(model, classification_loss, loader)
     few = squared_gradients(model, classification_loss, loader[:1])
-    factors = dampening(
+    factors = dampening_factors(
         split_over_names(model, few), split_over_names(model, everything), alpha=1.5
     )
     assert set(factors) == {"0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"}

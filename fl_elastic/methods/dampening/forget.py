@@ -22,7 +22,7 @@ from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.planning.importance.samples import checked_loss, single_examples
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.loader import check_loader, within
-from fl_elastic.update.dampening import SquaredGradients, dampening
+from fl_elastic.update.dampening import SquaredGradients, dampening_factors
 
 
 def squared_gradients(
@@ -189,7 +189,7 @@ def dampen(
 ) -> dict[str, int]:
     """Shrink weights that matter more to the forgotten examples than to all; return their number by tensor.
 
-    See `fl_elastic.update.dampening.dampening` for the rule and the meaning of its numbers.
+    See `fl_elastic.update.dampening.dampening_factors` for the rule and the meaning of its numbers.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def dampen(
             n not in parameters or tuple(parameters[n].shape) != s.shape for n, s in sums.items()
         ):
             raise UpdateError("these squared gradients are of another model: its parameters differ")
-    factors = dampening(forgotten, everything, alpha=alpha)
+    factors = dampening_factors(forgotten, everything, alpha=alpha)
     with torch.no_grad():
         for name, factor in factors.items():
             parameter = parameters[name]
