@@ -18,7 +18,7 @@ from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.losses import classification_loss
 from fl_elastic.methods.dampening.forget import SquaredGradients, dampen, forget, squared_gradients
 from fl_elastic.named_models import build_model
-from fl_elastic.update.dampening import alpha_by_share, dampening
+from fl_elastic.update.dampening import alpha_by_share, dampening_factors
 
 Batch = tuple[Tensor, Tensor]
 
@@ -137,18 +137,18 @@ def test_few_weights_change_where_few_examples_go(examples: int) -> None:
     below, above = ratios[int(place)], ratios[int(place) + 1]
     alpha = alpha_by_share(few, everything)
     assert alpha == pytest.approx(below + (place - int(place)) * (above - below), rel=1e-5)
-    changed = sum(int((each != 1).sum()) for each in dampening(few, everything).values())
+    changed = sum(int((each != 1).sum()) for each in dampening_factors(few, everything).values())
     assert changed == sum(each > alpha for each in ratios) > 0
 
 
 def test_what_nobody_else_needs_goes_and_what_all_need_alike_stays() -> None:
     alone = SquaredGradients({"weight": np.float32([[1.0, 0.0]])}, 2)
-    factors = dampening(alone, alone + sums(0.0, 0.0, examples=8))["weight"]
+    factors = dampening_factors(alone, alone + sums(0.0, 0.0, examples=8))["weight"]
     assert factors.tolist() == [[pytest.approx(0.2), 1.0]]
-    even = dampening(sums(1.0, 1.0), sums(4.0, 5.0, examples=4))["weight"]
+    even = dampening_factors(sums(1.0, 1.0), sums(4.0, 5.0, examples=4))["weight"]
     assert even.tolist() == [[1.0, 1.0]]
     with pytest.raises(UpdateError, match="2 of 2 examples are to be forgotten"):
-        dampening(alone, alone)
+        dampening_factors(alone, alone)
 
 
 def test_the_model_is_left_as_it_was() -> None:
