@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, CheckpointError
-from fl_elastic.flower.incremental_grid import streaming
+from fl_elastic.flower.incremental_grid import incremental
 from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy import PartialUpdates
@@ -167,7 +167,7 @@ class Checkpointed(Strategy):
                 self._save(0, initial_arrays)
         evaluate_fn = tested(self.strategy, evaluate_fn)
         first = self._first_round = 0 if found is None else found.server_round
-        with streaming(grid, self.strategy) as replies_one_by_one:
+        with incremental(grid, self.strategy) as replies_one_by_one:
             result = super().start(
                 grid=replies_one_by_one,
                 initial_arrays=initial_arrays,

@@ -235,48 +235,40 @@ class IncrementalGrid(GridWrapper):
             self._outstanding[identity] = sent
 
 
-def incremental(grid: Grid, strategy: object) -> Grid:
-    """Return a grid that streams replies to ``strategy`` for as long as the strategy waits.
+@contextmanager
+def incremental(grid: Grid, strategy: object) -> Iterator[Grid]:
+    """Yield a grid that streams replies to ``strategy`` for as long as the strategy waits.
 
-    A grid that already streams is returned as it is, as is any grid under a strategy that may need all replies at
+    A grid that already streams is yielded as it is, as is any grid under a strategy that may need all replies at
     once. For a wrapper strategy of Flower's the patience of the wrapped strategy counts. A streaming grid with an
-    attribute ``patience``, because it keeps its own time, gets the patience of the strategy; such a grid drops late
+    attribute ``patience``, because it keeps its own time, has the strategy's patience inside the block and its own
+    again afterwards, because the next strategy on the same grid waits for a time of its own. Such a grid drops late
     updates, which is logged.
     """
     inside: Any = strategy
     while inside is not None and not hasattr(inside, "merges_late"):
         inside = getattr(inside, "strategy", None)
-    if inside is None:
-        return grid
-    if getattr(grid, "streams", False):
-        if hasattr(grid, "patience"):
-            grid.patience = inside.patience
-            if inside.merges_late:
-                _LOG.warning(
-                    "late='merge' has no effect on %s, which drops late replies",
-                    type(grid).__name__,
-                )
-        return grid
-    return IncrementalGrid(
-        grid,
-        patience=inside.patience,
-        late=inside.merges_late,
-        listener=getattr(inside, "availability", None),
-    )
-
-
-@contextmanager
-def streaming(grid: Grid, strategy: object) -> Iterator[Grid]:
-    """Yield the `incremental` grid for a run; afterwards a grid that was given a patience has its own again.
-
-    Else the next strategy on the same grid would stop waiting when this one would have.
-    """
-    patience = getattr(grid, "patience", None)
-    try:
-        yield incremental(grid, strategy)
-    finally:
-        if patience is not None:
-            cast(Any, grid).patience = patience
+    streams = getattr(grid, "streams", False)
+    if inside is None or (streams and not hasattr(grid, "patience")):
+        yield grid
+    elif not streams:
+        yield IncrementalGrid(
+            grid,
+            patience=inside.patience,
+            late=inside.merges_late,
+            listener=getattr(inside, "availability", None),
+        )
+    else:
+        if inside.merges_late:
+            _LOG.warning(
+                "late='merge' has no effect on %s, which drops late replies", type(grid).__name__
+            )
+        timed = cast(Any, grid)
+        own, timed.patience = timed.patience, inside.patience
+        try:
+            yield grid
+        finally:
+            timed.patience = own
 
 
 def collecting(grid: Grid) -> Grid:

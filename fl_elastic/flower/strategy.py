@@ -27,7 +27,7 @@ from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.evaluation_replies import asked_again, believed
 from fl_elastic.flower.fleet_cut import FrozenConsensus
-from fl_elastic.flower.incremental_grid import streaming, warned_of_a_wrapper
+from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.preset import Settings, for_pretrained, for_untrained
 from fl_elastic.flower.pretrained import fresh_statistics, trained_before
 from fl_elastic.flower.records import as_arrays, as_record
@@ -293,7 +293,7 @@ class PartialUpdates(Strategy):
         self.begin_with(initial_arrays)
         self.runs_until(num_rounds)
         initial_arrays = self.round_zero(grid, initial_arrays, timeout, train_config)
-        with streaming(grid, self) as replies_one_by_one:
+        with incremental(grid, self) as replies_one_by_one:
             result = super().start(
                 grid=replies_one_by_one,
                 initial_arrays=initial_arrays,

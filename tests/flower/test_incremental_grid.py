@@ -202,15 +202,16 @@ def test_a_late_reply_is_forgotten_in_time(
 def test_what_streams_already_is_not_wrapped_again() -> None:
     strategy = PartialUpdates(quiet(), merge=LATE)
     plain = Scripted({})
-    wrapped = incremental(plain, strategy)
-    assert isinstance(wrapped, IncrementalGrid)
-    assert incremental(wrapped, strategy) is wrapped
+    with incremental(plain, strategy) as wrapped:
+        assert isinstance(wrapped, IncrementalGrid)
     reporting = ReportingGrid(plain, lambda *_: None)
-    assert incremental(reporting, strategy) is reporting
     local = LocalGrid(1, scripted_app(manifest(), scripts()[1]))
-    assert incremental(local, strategy) is local
+    for grid in (wrapped, reporting, local):
+        with incremental(grid, strategy) as streamed:
+            assert streamed is grid
     # Other strategies may want their replies in a list.
-    assert incremental(plain, FedAvg()) is plain
+    with incremental(plain, FedAvg()) as collected:
+        assert collected is plain
 
 
 class Slow(InProcessGrid):
@@ -444,9 +445,10 @@ class Wrapper(Strategy):
 def test_a_wrapper_gets_the_patience_of_what_it_wraps() -> None:
     terms = RoundConfig(deadline=Deadline(seconds=7.0))
     inner = PartialUpdates(quiet(), config=terms, merge=LATE)
-    grid = incremental(Scripted({}), Wrapper(Wrapper(inner)))
-    assert isinstance(grid, IncrementalGrid)
-    assert grid._late and grid._patience == inner.patience and grid._listener is inner.availability
+    with incremental(Scripted({}), Wrapper(Wrapper(inner))) as grid:
+        assert isinstance(grid, IncrementalGrid)
+        assert grid._late and grid._patience == inner.patience
+        assert grid._listener is inner.availability
 
 
 @pytest.mark.parametrize("around", [True, False])
