@@ -175,7 +175,12 @@ class UnequalGrid(GridWrapper):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send the messages; return the replies that arrive within ``timeout`` simulated seconds, in that order."""
+        """Send the messages; return the replies that arrive within ``timeout`` simulated seconds, in that order.
+
+        A device first handles the messages that were pushed to it before.
+        """
+        while not self._hear_pushed():
+            time.sleep(_POLL_SECONDS)
         self.began = began = self.now
         sent = [self._sent(message) for message in messages]
         if any(each.message.metadata.message_type == "train" for each in sent):
@@ -213,14 +218,8 @@ class UnequalGrid(GridWrapper):
         pending messages are handled on the host before the first reply is returned.
         """
         asked = set(message_ids)
-        waiting = [name for name, sent in self._pushed.items() if sent.there]
-        for reply in self.inner.pull_messages([n for n in waiting if n not in self._pulled]):
-            self._pulled[reply.metadata.reply_to_message_id] = reply
-        if any(name not in self._pulled for name in waiting):
+        if not self._hear_pushed():
             return []
-        heard = self._hear(list(self._pushed.values()), self._pulled)
-        self._heard |= dict(zip(self._pushed, heard, strict=True))
-        self._pushed, self._pulled = {}, {}
         coming = {name: each for name, each in self._heard.items() if name in asked}
         if not coming:
             return []
@@ -263,7 +262,12 @@ class UnequalGrid(GridWrapper):
         self._looks = 0
         metadata = message.metadata
         self._kinds |= {metadata.message_type: None}
-        client = self._clients[metadata.dst_node_id]
+        client = self._clients.get(metadata.dst_node_id)
+        if client is None:
+            raise ScenarioError(
+                f"a message is for node {metadata.dst_node_id}, which plays no device of the fleet: send to the "
+                "nodes of get_node_ids()"
+            )
         device, there = client.device, self.fleet.availabilities[client.index].there(self.now)
         size = float(size_of(message.content))
         content = RecordDict(dict(message.content))
@@ -285,6 +289,26 @@ class UnequalGrid(GridWrapper):
         if not there:
             _name(asking, f"away-{next(self._away)}")
         return _Sent(asking, message, size, metadata.dst_node_id, client, self.now, there)
+
+    def _hear_pushed(self) -> bool:
+        """Read replies to pushed messages; once there are none to wait for, determine when each arrives.
+
+        Returns
+        -------
+        bool
+            Whether the host has handled all pushed messages.
+        """
+        if not self._pushed:
+            return True
+        waiting = [name for name, sent in self._pushed.items() if sent.there]
+        for reply in self.inner.pull_messages([n for n in waiting if n not in self._pulled]):
+            self._pulled[reply.metadata.reply_to_message_id] = reply
+        if any(name not in self._pulled for name in waiting):
+            return False
+        heard = self._hear(list(self._pushed.values()), self._pulled)
+        self._heard |= dict(zip(self._pushed, heard, strict=True))
+        self._pushed, self._pulled = {}, {}
+        return True
 
     def _hear(self, sent: Sequence[_Sent], replies: Mapping[str, Message]) -> list[_Heard]:
         """Return the server's answers to messages, in their order, given the replies by message."""

@@ -220,6 +220,32 @@ def test_a_loop_that_pulls_gets_the_replies_one_by_one_in_simulated_order() -> N
     assert [at for _, at in came] == sorted(at for _, at in came)
 
 
+def test_a_round_between_pushes_waits_for_devices_that_are_still_busy() -> None:
+    grid = UnequalGrid(InProcessGrid(2, app()), fleet(5.0, 1.0))
+
+    def to(node: int) -> Message:
+        return Message(RecordDict({"arrays": arrays(0.0)}), node, "train")
+
+    names = list(grid.push_messages([to(1)]))
+    replies = grid.send_and_receive([to(1), to(2)])
+    # Device 1 is busy until second 5, and takes five more seconds for the second message.
+    assert [row.arrival for row in grid.rows] == pytest.approx([1.0, 10.0])
+    assert [each.metadata.src_node_id for each in replies] == [2, 1] and grid.now == pytest.approx(
+        10.0
+    )
+    (pushed,) = grid.pull_messages(names)
+    assert pushed.metadata.reply_to_message_id == names[0]
+    assert grid.rows[-1].arrival == pytest.approx(5.0) and grid.now == pytest.approx(10.0)
+
+
+def test_a_message_to_a_node_that_plays_no_device_is_refused() -> None:
+    grid = UnequalGrid(InProcessGrid(2, app()), fleet(1.0, 1.0))
+    message = Message(RecordDict({"arrays": arrays(0.0)}), 77, "train")
+    for send in (grid.push_messages, grid.send_and_receive):
+        with pytest.raises(ScenarioError, match="node 77, which plays no device of the fleet"):
+            send([message])
+
+
 def test_the_rows_are_a_table(tmp_path: Path) -> None:
     grid, _, _ = ran(fleet(1.0, 4.0), timeout=1.9)
     with grid.save(tmp_path / "rows.csv").open() as lines:
