@@ -1,4 +1,4 @@
-"""Methods that train one model on one device under one budget, with all their work charged."""
+"""Methods that train one model on one device, with all their work charged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile, load_profile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
-from fl_elastic.training.fine_tune import fine_tune
+from fl_elastic.training.fine_tune import FineTuned, fine_tune
 from fl_elastic.training.read_out import read_out
 from fl_elastic_simulations.engine.mode_costs import with_modes
 from fl_elastic_simulations.peers.random_parts import random_blocks
@@ -53,8 +53,8 @@ class Method:
     ----------
     policy : str or callable
         Name of a registered policy, or a factory of one; empty for a method without training steps.
-    budgeted : bool
-        Whether the trainer enforces the budget; a method without it needs less than the budget anyway.
+    speedup : float or None
+        Speed-up of a step that the trainer enforces; None for a method that keeps to the budget anyway.
     share : float
         Passes over the data, as a multiple of the task's.
     each_pass : bool
@@ -66,17 +66,20 @@ class Method:
     solved : bool
         Whether the head is solved in closed form; with a policy, both before and after training.
     read : str
-        Where a solved head without training reads: ``last``, or ``auto`` for places that the method chooses.
+        Where a solved head reads, in the form that `fl_elastic.fine_tune` takes.
+    cut : str
+        Module at which training under a solved head begins; if empty, `fl_elastic.fine_tune` chooses it.
     """
 
     policy: str | Callable[[], Policy] = ""
-    budgeted: bool = True
+    speedup: float | None = SPEEDUP
     share: float = 1.0
     each_pass: bool = False
     head: bool = False
     kept: bool = False
     solved: bool = False
     read: str = "last"
+    cut: str = ""
 
     def passes(self, of_task: int) -> int:
         """Return the number of passes in a task of ``of_task`` passes.
@@ -89,12 +92,12 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "full": Method("full"),
-    FEWER: Method("full", budgeted=False, share=1 / SPEEDUP),
+    FEWER: Method("full", speedup=None, share=1 / SPEEDUP),
     "head": Method("head", head=True),
-    "head, kept features": Method("head", budgeted=False, share=2, head=True, kept=True),
-    "solved head": Method(budgeted=False, solved=True),
-    "solved head, chosen places": Method(budgeted=False, solved=True, read="auto"),
-    "fine_tune": Method("full", budgeted=False, share=1 / 3, kept=True, solved=True),
+    "head, kept features": Method("head", speedup=None, share=2, head=True, kept=True),
+    "solved head": Method(speedup=None, solved=True),
+    "solved head, chosen places": Method(speedup=None, solved=True, read="auto"),
+    "fine_tune": Method("full", speedup=None, share=1 / 3, kept=True, solved=True),
     "bias": Method("bias"),
     "last_k": Method("last_k"),
     "random": Method("random"),
@@ -128,12 +131,15 @@ class Trained:
         Last plan; None for a method without steps.
     model : nn.Module or None
         Trained model, if it is not the model that was given.
+    tuned : FineTuned or None
+        Choices and measurements of training under a solved head.
     """
 
     seconds: float
     steps: int = 0
     plan: Plan | None = None
     model: nn.Module | None = None
+    tuned: FineTuned | None = None
 
     def row(self) -> dict[str, Any]:
         """Return seconds and steps, and two byte counts by the last plan: a step's memory and the update sent."""
@@ -203,15 +209,16 @@ def train(
     if not method.policy:
         found = read_out(model, loader, read=method.read)
         return Trained(time.thread_time() - started, model=found.model)
-    budget = Budget(speedup=SPEEDUP if method.budgeted else None)
+    budget = Budget(speedup=method.speedup)
     policy = method.policy if isinstance(method.policy, str) else method.policy()
     if method.solved:
         done = fine_tune(
             model, loss_fn, optimizer_fn, loader,
-            epochs=passes, budget=budget, policy=policy, options=options, read="last",
+            epochs=passes, cut=method.cut, budget=budget, policy=policy, options=options, read=method.read,
         )  # fmt: skip
         assert done.report is not None
-        return Trained(time.thread_time() - started, done.report.steps, done.report.plan)
+        steps, plan = done.report.steps, done.report.plan
+        return Trained(time.thread_time() - started, steps, plan, done.model, done)
     if method.kept:
         options = replace(options, forward=ForwardOptions(feature_bytes=_CACHE))
     trainer = ElasticTrainer(

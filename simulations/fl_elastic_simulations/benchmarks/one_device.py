@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import nn
 
-from fl_elastic.budget import Budget
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout.place import joined
 from fl_elastic.readout.readout_module import Readout
-from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions, evaluate
-from fl_elastic.training.fine_tune import fine_tune
-from fl_elastic.training.read_out import read_out
+from fl_elastic.training import Timing, TrainerOptions, evaluate
 from fl_elastic_simulations.benchmarks.benchmark import (
     Benchmark,
     Request,
@@ -28,6 +23,7 @@ from fl_elastic_simulations.benchmarks.benchmark import (
     chosen_tasks,
 )
 from fl_elastic_simulations.benchmarks.intervals import mean_text
+from fl_elastic_simulations.benchmarks.one_budget import Method, train
 from fl_elastic_simulations.benchmarks.transfer import (
     Shuffled,
     cosine_adamw,
@@ -41,62 +37,40 @@ _EVERYTHING = "features.0.0"
 _RATES = (1e-3, 3e-4)
 
 
-@dataclass(frozen=True)
-class OneDeviceMethod:
-    """One way to fine-tune.
+_TUNED = Method("full", speedup=None, solved=True)
 
-    Attributes
-    ----------
-    epochs : int
-        Passes over the data, besides those that collect sums.
-    solved : bool
-        Whether the head is solved in closed form, before and after training.
-    cut : str
-        Module at which training begins, with the features below it kept; if empty, `fine_tune` chooses it.
-    policy : str
-        Policy that chooses among the groups above the cut.
-    speedup : float or None
-        Speed-up of a step, relative to a step that trains everything without a cut.
-    read : str
-        Place at which the solved head reads, in the form that `fine_tune` takes.
-    timed : bool
-        Whether it is timed once more, in turn with full training.
-    """
-
-    epochs: int
-    solved: bool = True
-    cut: str = ""
-    policy: str = "full"
-    speedup: float | None = None
-    read: str = "last"
-    timed: bool = False
-
-
-METHODS = {
-    "full": OneDeviceMethod(6, solved=False),
-    "full, 2 epochs": OneDeviceMethod(2, solved=False),
-    "solved head": OneDeviceMethod(0, timed=True),
-    "chosen places": OneDeviceMethod(0, read="auto", timed=True),
-    "chosen places, 640 numbers at most": OneDeviceMethod(0, read="auto>640", timed=True),
-    "chosen places, 1 epoch above a cut": OneDeviceMethod(1, read="auto", timed=True),
-    "solved head, full, 1 epoch": OneDeviceMethod(1, cut=_EVERYTHING),
-    "solved head, full, 2 epochs": OneDeviceMethod(2, cut=_EVERYTHING),
-    "solved head, cut by worth, 1 epoch": OneDeviceMethod(1),
-    "solved head, cut by worth, 2 epochs": OneDeviceMethod(2),
-    "solved head, block 14, 1 epoch": OneDeviceMethod(1, cut="features.14", timed=True),
-    "solved head, block 14, 2 epochs": OneDeviceMethod(2, cut="features.14", timed=True),
-    "solved head, block 14, 4 epochs": OneDeviceMethod(4, cut="features.14"),
-    "solved head, block 11, 2 epochs": OneDeviceMethod(2, cut="features.11"),
-    "solved head, block 11, 4 epochs": OneDeviceMethod(4, cut="features.11"),
-    "solved head, last layers that fit at 6, 4 epochs": OneDeviceMethod(
-        4, True, "features.7", "last_k", 6
+METHODS: dict[str, tuple[int, Method]] = {
+    "full": (6, Method("full", speedup=None)),
+    "full, 2 epochs": (2, Method("full", speedup=None)),
+    "solved head": (0, Method(solved=True)),
+    "chosen places": (0, Method(solved=True, read="auto")),
+    "chosen places, 640 numbers at most": (0, Method(solved=True, read="auto>640")),
+    "chosen places, 1 epoch above a cut": (1, replace(_TUNED, read="auto")),
+    "solved head, full, 1 epoch": (1, replace(_TUNED, cut=_EVERYTHING)),
+    "solved head, full, 2 epochs": (2, replace(_TUNED, cut=_EVERYTHING)),
+    "solved head, cut by worth, 1 epoch": (1, _TUNED),
+    "solved head, cut by worth, 2 epochs": (2, _TUNED),
+    "solved head, block 14, 1 epoch": (1, replace(_TUNED, cut="features.14")),
+    "solved head, block 14, 2 epochs": (2, replace(_TUNED, cut="features.14")),
+    "solved head, block 14, 4 epochs": (4, replace(_TUNED, cut="features.14")),
+    "solved head, block 11, 2 epochs": (2, replace(_TUNED, cut="features.11")),
+    "solved head, block 11, 4 epochs": (4, replace(_TUNED, cut="features.11")),
+    "solved head, last layers that fit at 6, 4 epochs": (
+        4,
+        Method("last_k", 6, solved=True, cut="features.7"),
     ),
-    "solved head, elastic at 6, 4 epochs": OneDeviceMethod(4, True, "features.7", "elastic", 6),
+    "solved head, elastic at 6, 4 epochs": (4, Method("elastic", 6, solved=True, cut="features.7")),
 }
-"""Methods by their name in the table."""
+"""Passes over the data for training, and the method, by the name in the table."""
 
 _FULL, _IN_TURN = "full", "in turn"
-_TIMED = [name for name, method in METHODS.items() if method.timed]
+# Timed once more, in turn with full training.
+_TIMED = (
+    "solved head",
+    *(name for name in METHODS if name.startswith("chosen places")),
+    "solved head, block 14, 1 epoch",
+    "solved head, block 14, 2 epochs",
+)
 
 
 class OneDevice(Benchmark):
@@ -166,7 +140,7 @@ class OneDevice(Benchmark):
 
 
 def _rates(method: str) -> tuple[float, ...]:
-    return _RATES if METHODS[method].epochs else _RATES[:1]
+    return _RATES if METHODS[method][0] else _RATES[:1]
 
 
 def _best_rate(method: str, rows: Rows, seed: int) -> float | None:
@@ -191,46 +165,24 @@ def one_device_cell(
     targets = torch.from_numpy(data.train_y[:examples])
     model = pretrained_mobilenet(root, data.classes).train()
     loader = Shuffled(inputs, targets, _BATCH, seed)
-    started = time.process_time()
-    model, found = _train(model, loader, METHODS[method], rate, seed)
-    seconds = time.process_time() - started
+    epochs, way = METHODS[method]
+    done = train(
+        way, model, classification_loss, cosine_adamw(rate, max(epochs, 1) * len(loader)), loader,
+        passes=epochs, options=TrainerOptions(full_update_every=0, seed=seed, timing=Timing(clock="cpu")),
+    )  # fmt: skip
+    model = done.model or model
     tested = np.arange(len(data.test_x))[:examples]
     test = [
         (channels_last(torch.from_numpy(data.test_x[rows])), torch.from_numpy(data.test_y[rows]))
         for rows in np.array_split(tested, max(len(tested) // 100, 1))
     ]
     accuracy = evaluate(model, classification_loss, test).accuracy
-    return {"accuracy": accuracy, "seconds": seconds, **found}
-
-
-def _train(
-    model: nn.Module, loader: Shuffled, method: OneDeviceMethod, rate: float, seed: int
-) -> tuple[nn.Module, Row]:
-    make = cosine_adamw(rate, max(method.epochs, 1) * len(loader))
-    options = TrainerOptions(full_update_every=0, seed=seed, timing=Timing(clock="cpu"))
-    budget = Budget(speedup=method.speedup)
-    if not method.epochs:
-        model = read_out(model, loader, read=method.read).model
-        reads = joined(model.places) if isinstance(model, Readout) else ""
-        return model, {"steps": 0, "reads": reads}
-    if not method.solved:
-        trainer = ElasticTrainer(
-            model, classification_loss, make,
-            budget=budget, policy=method.policy, options=options,
-        )  # fmt: skip
-        return model, {"steps": trainer.fit(loader, epochs=method.epochs).steps}
-    done = fine_tune(
-        model, classification_loss, make, loader,
-        epochs=method.epochs, cut=method.cut, budget=budget, policy=method.policy, options=options,
-        read=method.read,
-    )  # fmt: skip
-    assert done.report is not None and done.report.forward is not None
-    return done.model, {
-        "steps": done.report.steps,
-        "cut": done.cut,
-        "features_found": done.report.forward.found,
-        "reads": done.reads,
-    }
+    reads = joined(model.places) if isinstance(model, Readout) else ""
+    row = {"accuracy": accuracy, "seconds": done.seconds, "steps": done.steps, "reads": reads}
+    if done.tuned is None:
+        return row
+    assert done.tuned.report is not None and done.tuned.report.forward is not None
+    return {**row, "cut": done.tuned.cut, "features_found": done.tuned.report.forward.found}
 
 
 BENCHMARK = OneDevice()
