@@ -17,10 +17,8 @@ from fl_elastic.aggregation.rules import Amount, LinearRule
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-# Numbers per piece: four rows of doubles, half a megabyte, about fit into a core's own cache.
-# Not a power of two: rows at such distances may compete for the same cache lines.
+# Numbers per piece: its sum, one product and the numbers themselves fit into a core's own cache.
 _PIECE = 16_000
-_DOUBLE = np.dtype(np.float64)
 # Number of updates that are collected before all of them are added in one pass.
 _AT_ONCE = 4
 # Multiple of the median of a round's steps up to which a client's steps are believed.
@@ -105,8 +103,7 @@ class FlatSum:
         # Weak references: an update that is never added is freed like anything else.
         self._lent: WeakValueDictionary[int, NDArray[np.float32]] = WeakValueDictionary()
         self._spare: list[NDArray[np.float32]] = []
-        piece = min(_PIECE, size)
-        self._doubles, self._together = np.empty((_AT_ONCE, piece)), np.empty(piece)
+        self._product = np.empty(min(_PIECE, size))
 
     def memory(self, size: int) -> NDArray[np.float32]:
         """Return an array for ``size`` numbers of one update; adding them gives it back.
@@ -139,28 +136,22 @@ class FlatSum:
             regions.setdefault((addend.to, addend.size), []).append(addend)
         self._waiting, self._updates = [], 0
         for (to, size), those in regions.items():
-            for begin in range(0, len(those), _AT_ONCE):
-                self._add_region(to, size, those[begin : begin + _AT_ONCE])
+            self._add_region(to, size, those)
         for addend in chain.from_iterable(regions.values()):
             array = self._lent.pop(id(addend.numbers.base), None)
             if array is not None:
                 self._spare.append(array)
 
-    def _add_region(self, to: int, size: int, those: Sequence[Addend]) -> None:
-        factors = np.array([addend.factor for addend in those], _DOUBLE)
+    def _add_region(self, to: int, size: int, addends: Sequence[Addend]) -> None:
         for done in range(0, size, _PIECE):
             count = min(_PIECE, size - done)
-            doubles, added = self._doubles[: len(those), :count], self._together[:count]
-            for row, addend in zip(doubles, those, strict=True):
+            product, total = self._product[:count], self._sum[to + done : to + done + count]
+            for addend in addends:
                 begin = addend.start + done
-                np.copyto(row, addend.numbers[begin : begin + count])
-            if len(those) > 1:
-                np.matmul(factors, doubles, out=added)
-            else:
-                # Faster than a matrix product with one row.
-                np.multiply(doubles[0], factors[0], out=added)
-            total = self._sum[to + done : to + done + count]
-            np.add(total, added, out=total)
+                # Two steps take less time than one that multiplies and converts.
+                np.copyto(product, addend.numbers[begin : begin + count])
+                np.multiply(product, addend.factor, out=product)
+                np.add(total, product, out=total)
 
     def of(self, name: str) -> NDArray[np.float64]:
         """Return the sum of one tensor; a view, not to be modified."""
