@@ -115,11 +115,22 @@ def planned(
         ) from None
     # On a device, the process of a fit has not yet loaded the code that this process has loaded to measure.
     costs = replace(costs, code_bytes=CODE_BYTES)
+    options = TrainerOptions(importance=importance, timing=Timing(closed_loop=False), seed=seed)
     scores: dict[str, SelectionState] = {}
 
     def begun(each: Policy) -> Planner:
-        options = TrainerOptions(importance=importance, timing=Timing(closed_loop=False), seed=seed)
-        return planner_of(model, costs, batches, budget, each, options, scores)
+        """Return a planner that has begun a fit; policies with the same importance share its scores."""
+        state = scores.setdefault(each.needs.own_importance or importance, SelectionState())
+        planner = Planner(
+            model, classification_loss, policy=each, budget=budget, options=options, state=state,
+            optimizer=lambda: sgd(model.parameters()),
+        )  # fmt: skip
+        planner.begin(costs, 1, batches)
+        if state.scores:
+            planner.measure_fidelity(batches[-1])
+        else:
+            planner.measure_importance(batches)
+        return planner
 
     tell(f"scoring, and planning by {policy}{', and timing steps' if measure else ''}")
     planner = begun(asked[policy])
@@ -138,31 +149,6 @@ def planned(
         except (BudgetError, PlanError) as error:
             reports.append(RefusedPolicy(name, str(error)))
     return Planned(costs, request, measured, chosen, tuple(reports))
-
-
-def planner_of(
-    model: nn.Module,
-    costs: CostProfile,
-    batches: Sequence[Batch],
-    budget: Budget,
-    policy: Policy,
-    options: TrainerOptions,
-    scores: dict[str, SelectionState],
-) -> Planner:
-    """Return a planner with this policy that has begun a fit; ``scores`` keeps each importance for the others."""
-    state = scores.setdefault(
-        policy.needs.own_importance or str(options.importance), SelectionState()
-    )
-    planner = Planner(
-        model, classification_loss, policy=policy, budget=budget, options=options, state=state,
-        optimizer=lambda: sgd(model.parameters()),
-    )  # fmt: skip
-    planner.begin(costs, 1, batches)
-    if state.scores:
-        planner.measure_fidelity(batches[-1])
-    else:
-        planner.measure_importance(batches)
-    return planner
 
 
 def _chosen(

@@ -20,7 +20,8 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, policies
 from fl_elastic.planning.importance.channel_scores import FisherChannels
 from fl_elastic.profiling import load_profile, profile_model
-from fl_elastic.training import Timing, TrainerOptions
+from fl_elastic.training import SelectionState, Timing, TrainerOptions
+from fl_elastic.training.planner import Planner
 
 MODELS = """
 import torch
@@ -131,7 +132,12 @@ def test_all_plans_that_are_timed_share_one_fisher_pass(monkeypatch: pytest.Monk
     batch, policy = planned.random_batch((3, 8, 8), 4, 10), POLICIES.make("tinytrain")
     costs = profile_model(model, classification_loss, batch, optimizer_fn=planned.sgd)
     options = TrainerOptions(timing=Timing(closed_loop=False))
-    planner = planned.planner_of(model, costs, [batch] * 2, Budget(), policy, options, {})
+    planner = Planner(
+        model, classification_loss, policy=policy, budget=Budget(), options=options,
+        state=SelectionState(), optimizer=lambda: planned.sgd(model.parameters()),
+    )  # fmt: skip
+    planner.begin(costs, 1, [batch] * 2)
+    planner.measure_importance([batch] * 2)
     everything = POLICIES.make("full").plan(planner.request())
     for count, share in ((2, 1 / 2), (1, 1 / 4)):
         modes = Mode.FULL, Mode.channels(share, "out")
