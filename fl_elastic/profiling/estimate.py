@@ -25,12 +25,7 @@ from fl_elastic.profiling.bytes_beside import gradients_let_go, optimizer_moment
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.macs import node_macs, passing_nodes
 from fl_elastic.profiling.memory import code_to_load, trial_bytes
-from fl_elastic.profiling.node_timer import (
-    TracedEdges,
-    saved_by_step,
-    saved_bytes_by_node,
-    time_nodes,
-)
+from fl_elastic.profiling.node_timer import TracedEdges, time_nodes
 from fl_elastic.profiling.part import part_of
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import (
@@ -42,6 +37,7 @@ from fl_elastic.profiling.profile import (
     model_device,
     profile_key,
 )
+from fl_elastic.profiling.saved_tensors import saved_by_step, saved_bytes_by_node
 
 # Share of a layer's own gradient in its backward pass, if it also passes the error gradient on. The products for
 # weights and inputs have equally many operations; a norm's own sums are the smaller part.

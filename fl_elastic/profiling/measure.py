@@ -29,14 +29,10 @@ from fl_elastic.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.bytes_beside import optimizer_moment, with_bytes_beside
 from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.node_timer import (
-    TracedEdges,
-    saved_by_step,
-    saved_bytes_by_node,
-    time_nodes,
-)
+from fl_elastic.profiling.node_timer import TracedEdges, time_nodes
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, Seconds, model_device, profile_key
+from fl_elastic.profiling.saved_tensors import saved_by_step, saved_bytes_by_node
 
 _NODE_REPEATS = 4
 
