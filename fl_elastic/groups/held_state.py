@@ -181,6 +181,18 @@ def put_content_back(value: Any, copied: Any) -> None:
             held.extend(each for each, _ in copied)
 
 
+def same_numbers(now: Tensor, before: Tensor) -> bool:
+    """Return whether two tensors of one shape hold the same numbers; NaN equals NaN.
+
+    >>> same_numbers(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
+    True
+    """
+    same = torch.equal(now, before)
+    if same or not now.is_floating_point() or now.layout is not torch.strided:
+        return same
+    return bool(((now == before) | (now.isnan() & before.isnan())).all())
+
+
 def write(tensor: Tensor, value: Tensor) -> None:
     """Write a value into a tensor, which is then outside of any autograd graph."""
     with torch.no_grad():
@@ -235,9 +247,9 @@ def _same(value: Any, copied: Any) -> bool:
     if copied is None:
         return True
     if isinstance(value, Tensor):
-        return value.shape == copied.shape and torch.equal(value.detach(), copied)
+        return value.shape == copied.shape and same_numbers(value.detach(), copied)
     if isinstance(value, np.ndarray):
-        return np.array_equal(value, copied)
+        return np.array_equal(value, copied, equal_nan=value.dtype.kind in "fc")
     state = _state_of_generator(value)
     if state is not None:
         return torch.equal(state, copied) if isinstance(state, Tensor) else bool(state == copied)

@@ -18,6 +18,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, DivergedError, ModelError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import all_finite
+from fl_elastic.groups.held_state import same_numbers
 from fl_elastic.groups.loss_settings import weight_in_mean
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.groups.trace import NO_GRADIENT
@@ -462,7 +463,8 @@ class Fit:
             for name, (value, writes) in before.items()
             if name in now
             and (
-                not torch.equal(now[name], value)
+                now[name].shape != value.shape
+                or not same_numbers(now[name], value)
                 or (name not in known and writes_to(now[name]) != writes)
             )
             and _can_travel(name, now[name], value)

@@ -461,6 +461,30 @@ def test_features_that_depend_on_batches_before_are_not_kept(make: Callable[[], 
     assert_weights(model, plain)
 
 
+class Unset(nn.Module):
+    """Holds numbers that nobody has set yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("lowest", torch.full((3,), torch.nan))
+        self.latest, self.earlier = torch.full((2,), torch.nan), np.full(2, np.nan)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_nan_that_stays_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Unset(), nn.Linear(8, 3))
+    options = TrainerOptions(forward=ForwardOptions(feature_bytes=1 << 20))
+    trainer = ElasticTrainer(
+        model, cross_entropy, sgd, budget=Budget(), policy="head", options=options
+    )
+    report = trainer.fit(data(), epochs=2)
+    assert report.forward is not None and not report.forward.refused and report.forward.found
+    assert set(trainer.update().deltas) == {"3.weight", "3.bias"} and not caplog.text
+
+
 @pytest.mark.parametrize("policy", ["full", "last_k", "elastic"])
 def test_a_layer_that_is_thawed_between_two_fits_is_trained_and_sent(policy: str) -> None:
     model = net()
