@@ -1,4 +1,4 @@
-"""One short pass over data that ranks where in a model a head may read: features at each place, and targets."""
+"""One short pass over data for ranking the places that a head may read: features at each place, and targets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PlaceSample:
     classes : bool
         Whether targets are classes.
     first : FirstPass
-        What a pass over the first examples showed.
+        Result of a pass over the first examples.
     """
 
     sample: Sample
@@ -127,8 +127,8 @@ def place_sample(
                     )
                     if not places:
                         raise TrainingError(
-                            f"no place of the model has at most {most_features} features, which is all that is "
-                            "affordable: allow more memory or uplink bytes"
+                            f"no place of the model has at most {most_features} features, the largest affordable "
+                            "number: allow more memory or uplink bytes"
                         )
                 if lay_out is None:
                     outputs = first.outputs
@@ -155,8 +155,8 @@ def place_sample(
                         continue
                     if own is None:
                         raise PlanError(
-                            f"place {place} has another number of features in another batch, as inputs differ "
-                            "in size: pool it on a grid"
+                            f"place {place} has different numbers of features in different batches, as inputs "
+                            "differ in size: pool it on a grid"
                         )
                     if len(own) != views * min(size, left):
                         raise PlanError(
