@@ -1,1 +1,1 @@
-"""Heads in closed form: the sums that clients send, ridge regression from them, their secrecy and trust."""
+"""Heads in closed form: the sums that clients send, ridge regression from them, their privacy, and false sums."""

@@ -1,7 +1,7 @@
-"""Sums over folds of a client's examples: left out of the total, they measure a head on held-out examples.
+"""Sums over folds of a client's examples: left out of the total, a fold measures a head on held-out examples.
 
-A fold contains no example: its rows are a factor of the sums, which any other examples with the same sums would
-give as well.
+A fold contains no example itself: its rows are a factor of the sums, and any examples with the same sums have the
+same factor.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Fold:
     Attributes
     ----------
     rows : array, shape (R, D + 1)
-        Their outer products with themselves add up to those of the examples' features, with a constant 1 appended.
+        The sum of their outer products equals that of the examples' features, with a constant 1 appended.
     targets : array, shape (R, C)
-        Targets of each row: outer products with the rows add up to those of the examples' features and targets.
+        Targets of each row: the sum of outer products of rows and targets equals that over the examples.
     squares : array, shape (C,)
         Sum of the examples' squared targets.
 
@@ -60,7 +60,7 @@ class Fold:
         rows: _Floats,
         targets: _Floats,
     ) -> Fold:
-        """Return the fold of the parts that `centred` returns, its inverse; ``goal`` is the mean target."""
+        """Return the fold with these parts (the inverse of `centred`); ``goal`` is the mean target."""
         whole = np.zeros((len(rows) + 1, len(mean) + 1))
         whole[0, :-1], whole[0, -1], whole[1:, :-1] = mean, 1.0, rows
         whole[0] *= np.sqrt(examples)
@@ -73,16 +73,16 @@ class Fold:
 
     @property
     def unexplained(self) -> float:
-        """Sum of squared targets that no linear layer can explain, since there are fewer rows than examples."""
+        """Sum of squared targets that no linear layer can explain, because there are fewer rows than examples."""
         return max(float(self.squares.sum() - (self.targets**2).sum()), 0.0)
 
     def centred(self) -> tuple[_Floats, _Floats, _Floats, _Floats]:
         """Return means of features and targets, and rows and targets about these means.
 
-        There is at most one row per feature. The rows are the principal axes of the fold, each as long as the
-        fold is wide along it: they follow from the sums, so that they say nothing else about the examples. If
-        axes are equally long, as with examples at equal distances from each other, the sums leave their directions
-        open, and the rows may resemble examples.
+        There is at most one row per feature. The rows are the principal axes of the fold, with lengths that are its
+        extents along them: they follow from the sums alone, and reveal nothing else about the examples. If several
+        axes have equal lengths, as for examples at equal distances from each other, the sums do not determine their
+        directions, and the rows may resemble examples.
         """
         constant, examples = self.rows[:, -1], self.num_examples
         mean = constant @ self.rows[:, :-1] / examples

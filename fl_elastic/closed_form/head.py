@@ -2,8 +2,8 @@
 
 Features are standardised. The penalty on large weights is chosen by the error on held-out examples: folds of all
 clients' examples are left out of the sums in turn, exactly, without access to any example. So the choice is also
-valid if there are more features than examples, or if examples are equal. However the examples are distributed over
-clients, the head is that of all of them together (Fed3R, Fani et al., ICML 2024, without its fixed penalty).
+valid if there are more features than examples, or if examples are equal. The head is that of all examples together,
+however they are distributed over clients (Fed3R, Fani et al., ICML 2024, without its fixed penalty).
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from fl_elastic.closed_form.ridge import PENALTIES, Ridge, RidgeSystem, least_fr
 from fl_elastic.errors import UpdateError
 
 _Floats = NDArray[np.float64]
-# Least squares tell by how much the score of an example's own class exceeds the others on average. Class scores are
-# stretched so that their softmax gives the own class this mean score as its probability, within these bounds.
+# Least squares give the mean score of an example's own class, and of the other classes. Class scores are scaled up
+# so that their softmax gives the own class its mean score as probability, within these bounds.
 _LEAST_SURE, _MOST_SURE = 0.05, 0.95
-# Difference of mean scores below which classes are not told apart at all.
+# Difference of mean scores below which the head does not distinguish classes at all.
 _NO_MARGIN = 1e-6
 # Index of the penalty at which the search begins.
 _START = nearest_penalty(0.1)
-# One in this many clients, at either end of the errors, is left out when the penalty is chosen.
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +52,10 @@ class ClosedFormHead:
 def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
     """Return the head that minimises squared error plus a penalty; the penalty is chosen on held-out examples.
 
-    Class scores are stretched, so that their softmax is a good start for training. The error of each penalty is
-    measured on each client's held-out examples; the fifth of the clients at either end is left out, and so are
-    those that hold a single class, if others do not. If no example can be held out, as with a single one, the
-    strongest penalty is taken.
+    Class scores are scaled up, so that their softmax is a good start for training. The error of each penalty is
+    measured on each client's held-out examples. The fifths of the clients with the lowest and the highest errors
+    are ignored, and so are clients with a single class, if others have several. If no example can be held out, as
+    with a single example, the strongest penalty is taken.
 
     Parameters
     ----------
@@ -91,8 +90,8 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
     known, variance = np.atleast_1d(examples) > 0, system.variance
     if not known.any() or variance <= 0:
         return Ridge(system, float(PENALTIES[-1])), 1.0 if variance > 0 else 0.0
-    # The best head for a client that holds one class is one that knows no other: the other clients decide on the
-    # penalty.
+    # For a client with a single class, a head that predicts only this class is best. So clients with several
+    # classes decide on the penalty.
     classes = np.array([np.count_nonzero(each.squares) for each in system.sums])
     tell = known & (classes > 1)
     if system.total.classes and tell.any() and (tell != known).any():
@@ -105,17 +104,17 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
             ridge = Ridge(system, float(PENALTIES[place]))
             squared = np.sum([part.squared_errors() for part in ridge.without], axis=0)
         except UpdateError:
-            # Sums that rounding or a dishonest client made inconsistent need a stronger penalty.
+            # Sums that are inconsistent, by rounding or a false report, need a stronger penalty.
             return np.inf
         means = squared[known] / examples[known] / variance
         tried = inner_mean(means, examples[known]), ridge
-        # Keep only the best one: each holds matrices of D x D numbers.
+        # Keep only the best regression, because each holds matrices of D x D numbers.
         found[:] = [min([*found, tried], key=lambda pair: pair[0])]
         return tried[0]
 
     least_from(_START, error)
     if not found or found[0][0] > 1.0:
-        # Where targets are hardly explained, errors may fall again towards the mean's.
+        # If features hardly explain the targets, errors may fall again with a stronger penalty, towards the mean's.
         for place in range(_START + 2, len(PENALTIES)):
             error(place)
     if not found:
@@ -125,7 +124,7 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
 
 
 def penalties_tried(best: float) -> int:
-    """Return how many penalties `best_ridge` compares before it ends at the best one.
+    """Return how many penalties `best_ridge` compares if ``best`` is the best one.
 
     >>> penalties_tried(0.1), penalties_tried(1.0), penalties_tried(100.0)
     (3, 5, 8)
@@ -137,7 +136,7 @@ def penalties_tried(best: float) -> int:
 def as_scores(
     sums: HeadSums, weight: _Floats, bias: _Floats, penalty: float, error: float
 ) -> ClosedFormHead:
-    """Return a solved layer as a head; scores of classes are scaled up (`stretch`), their biases centred at zero.
+    """Return a solved layer as a head; for classes, scores are scaled up (`stretch`) and biases centred at zero.
 
     Parameters
     ----------
@@ -176,7 +175,7 @@ def stretch(sums: HeadSums, weight: _Floats, bias: _Floats) -> float:
     Parameters
     ----------
     sums : HeadSums
-        Sums of all examples, for classes; of the products only the number of examples is used.
+        Sums of all examples with classes as targets; of their products only the number of examples is used.
     weight : array, shape (D, C)
     bias : array, shape (C,)
     """

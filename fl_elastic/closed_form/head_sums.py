@@ -1,8 +1,8 @@
 """Sums over examples of the inputs and the targets of a model's last linear layer.
 
-They add up over clients, and the best linear head in the sense of least squares depends on nothing else
-(`fl_elastic.closed_form.head`): no client's examples are seen, and their distribution over clients does not
-matter.
+Sums of several clients add up to those of all, and the best linear head in the sense of least squares depends on
+nothing else (`fl_elastic.closed_form.head`): the server sees no examples, and their distribution over clients does
+not matter.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _Floats = NDArray[np.float64]
 class HeadSums:
     """Sums of products of the features and targets of one or more clients' examples.
 
-    The sums over the examples of the folds are only computed when they are used. A client that holds all of its few
-    examples out sends their rows, and never adds up a matrix of all products.
+    Sums over the examples of the folds are only computed when they are used. A client with few examples holds all
+    of them out, sends their rows, and never computes a matrix of all products.
 
     Attributes
     ----------
@@ -37,8 +37,8 @@ class HeadSums:
     classes : bool
         Whether the targets are classes.
     folds : tuple of Fold
-        Sums over disjoint sets of some of the examples: leaving one out shows how a head does on examples that it
-        was not made from. Without folds, only other clients' folds show it.
+        Sums over disjoint sets of some of the examples: leaving a fold out shows the error of a head on examples
+        that it was not solved from. Without folds, the error is measured on other clients' folds.
     """
 
     weight: str
@@ -114,11 +114,11 @@ class HeadSums:
 
     @cached_property
     def has_rest(self) -> bool:
-        """Whether there are products beside the folds: there are none if all examples are held out."""
+        """Whether there are examples besides those of the folds."""
         return bool(self.rest_products.any())
 
     def __add__(self, other: HeadSums) -> HeadSums:
-        """Return the sums of both; UpdateError if they are not of the same layer and kind of target."""
+        """Return the sums of both; raise UpdateError if they are of different layers or kinds of target."""
         _refuse_unlike(self, other)
         return HeadSums(
             self.weight,
@@ -140,7 +140,7 @@ class HeadSums:
         return HeadSums.total([self]) if self.folds else self
 
     def with_folds(self, folds: Iterable[Fold]) -> HeadSums:
-        """Return the same sums with these folds instead of the present ones; the sums must hold their examples."""
+        """Return the same sums with these folds, whose examples they must include, instead of the present ones."""
         features, outputs = len(self.means), len(self.rest_squares)
         held = HeadSums.of_folds(self.weight, folds, features, outputs, self.classes)
         return HeadSums(

@@ -1,4 +1,4 @@
-"""The packed form of head sums, and the checks that they can be sums over examples."""
+"""Wire format of head sums, and checks that decoded numbers can be sums over examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_elastic.update.manifest import Manifest
 _Floats = NDArray[np.float64]
 # Relative error of sums written as fp32, and the largest number that can still be squared and added up.
 _ROUNDED, _MOST = 1e-5, 1e100
-# Error of each correlation by fp32, and by how much the explained share of a target may exceed 1 because of it.
+# Error of each correlation in fp32, and the amount by which a target's explained share may exceed 1 because of it.
 _LOST, _EXPLAINED = 4e-7, 1e-3
 # Relative error of fp64 when a squared mean is subtracted from a mean square.
 _CANCELLED = 1e-13
@@ -28,8 +28,9 @@ _CANCELLED = 1e-13
 def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     """Return sums as one buffer.
 
-    Means are written as fp64 and products of deviations from them as fp32: features far from zero lose nothing. Of
-    a fold its few rows are written, and of the products of all other examples the lower triangle.
+    Means are written as fp64 and products of deviations from them as fp32, so that features far from zero keep
+    their precision. A fold is written as its few rows, and the products of all other examples as their lower
+    triangle.
     """
     exact: list[_Floats] = []
     rounded: list[_Floats] = []
@@ -126,14 +127,14 @@ def _fold_counts(header: dict[str, Any], examples: int, features: int) -> list[t
         check_count("rows of a fold", rows, 0, min(count, features))
         counts.append((count, rows))
     if sum(count for count, _ in counts) > examples:
-        raise UpdateError("folds have more examples than there are")
+        raise UpdateError("folds have more examples than the sums")
     return counts
 
 
 def _pieces(payload: memoryview, kind: str, sizes: list[int]) -> list[_Floats]:
     numbers = np.frombuffer(payload, kind).astype(np.float64)
     if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0.0) > _MOST:
-        raise UpdateError("sums hold numbers that are not finite, or beyond any use")
+        raise UpdateError(f"sums hold numbers that are not finite, or larger than {_MOST:g}")
     return np.split(numbers, np.cumsum(sizes)[:-1])
 
 
@@ -147,7 +148,7 @@ def _uncentred(
     squares: _Floats,
     classes: bool,
 ) -> HeadSums:
-    """Return the sums with these centred parts; UpdateError if no examples can have them."""
+    """Return the sums with these centred parts; raise UpdateError if no examples can have them."""
     _check_targets(examples, goals, squares, classes)
     own = np.diag(centred)
     if own.min(initial=0.0) < 0:
@@ -157,7 +158,7 @@ def _uncentred(
     if not moves.all():
         centred, moved = centred * np.outer(moves, moves), moved * moves[:, None]
     size = np.sqrt(np.where(moves, own, 1.0))
-    # Rounding, by fp32 or beside a large mean, may make small eigenvalues negative.
+    # Rounding, by fp32 or because of a large mean, may make small eigenvalues negative.
     lost = _LOST + _CANCELLED * examples * mean**2 / np.where(moves, own, np.inf)
     correlations = centred / size[:, None]
     correlations /= size
@@ -189,7 +190,7 @@ def _from_triangle(triangle: _Floats, features: int) -> _Floats:
 
 
 def layer_shape(weight: tuple[int, ...]) -> tuple[int, int]:
-    """Return the numbers of outputs and features of a linear layer; UpdateError for a weight of another layer."""
+    """Return the numbers of outputs and features of a linear layer; raise UpdateError for any other layer."""
     if len(weight) < 2 or any(size != 1 for size in weight[2:]):
         raise UpdateError("sums are of one weight of a linear layer")
     return weight[0], weight[1]
@@ -214,10 +215,11 @@ def _check_targets(examples: int, goals: _Floats, squares: _Floats, classes: boo
 def _refuse_too_much(
     explained: _Floats, examples: int, goals: _Floats, squares: _Floats, classes: bool
 ) -> None:
-    """Raise UpdateError if features explain more of the targets, or of any mixture of classes, than their squares.
+    """Raise UpdateError if features explain more of targets, or of a combination of classes, than their squares.
 
-    For any set of examples, the matrix of all products of features and targets has no negative eigenvalue. Mixtures
-    are checked only for classes: otherwise the products of different targets with each other are unknown.
+    For any set of examples, the matrix of all products of features and targets has no negative eigenvalue.
+    Combinations are checked only for classes: otherwise the products of different targets with each other are
+    unknown.
     """
     slack = _EXPLAINED * (np.abs(squares) + _ROUNDED)
     if classes:

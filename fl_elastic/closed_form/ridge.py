@@ -1,4 +1,4 @@
-"""Ridge regression from the sums of several clients, for any penalty and without any held-out part."""
+"""Ridge regression from the sums of several clients, on all examples and without each held-out part."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
 """Candidate penalties, as shares of the number of examples."""
 
 _Floats = NDArray[np.float64]
-# A smaller share of the examples than this counts as none.
+# If less than this share of the examples remains, none does, up to rounding.
 _NOTHING_LEFT = 1e-6
 # Once this many examples are held out, no further part is needed.
 _ENOUGH = 640
-# A standard deviation below this share of the mean may be rounding of sums in fp64 about zero.
+# A standard deviation below this share of the mean may be a rounding error of fp64 sums.
 _CONSTANT = 3e-7
 # Weights of features with a smaller standard deviation might be too large for fp32.
 _LEAST = 1e-30
@@ -41,9 +41,9 @@ def nearest_penalty(penalty: float) -> int:
 
 
 def least_from(start: int, error: Callable[[int], float]) -> tuple[int, float]:
-    """Return the index of the penalty with the least error, and that error, by descent from a first index.
+    """Return the index of the penalty with the least error, and that error, by descent from index ``start``.
 
-    Errors fall towards the best penalty from either side, so that comparing neighbours leads to it.
+    The search assumes that errors fall towards the best penalty from either side.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def least_from(start: int, error: Callable[[int], float]) -> tuple[int, float]:
 
 
 def varies(spread: _Floats, mean: _Floats) -> NDArray[np.bool_]:
-    """Return which features vary by more than rounding, given their standard deviations and means.
+    """Return which features vary by more than rounding errors, given their standard deviations and means.
 
     Each feature is compared with its own mean: columns of a table may differ in scale by any factor.
 
@@ -184,14 +184,14 @@ class RidgeSystem:
     def factor(
         self, products: _Floats, penalty: float, kind: type[np.floating] = np.float64
     ) -> Tensor:
-        """Return the Cholesky factor of products plus a penalty; UpdateError if they are not positive definite."""
+        """Return the Cholesky factor of products plus a penalty; raise UpdateError if not positive definite."""
         held = products.astype(kind)
         held[np.diag_indices(len(held))] += self.ridge(penalty)
         return _factor(torch.from_numpy(held))
 
     @cached_property
     def held_out(self) -> tuple[HeldOutPart, ...]:
-        """Parts that are held out in turn: all, or the first ones with enough examples of most clients."""
+        """Parts that are held out in turn: the first ones with enough examples of most clients, or else all."""
         found: list[HeldOutPart] = []
         examples = np.zeros(len(self.sums))
         for part in range(FOLDS):
@@ -295,7 +295,7 @@ class Ridge:
     system : RidgeSystem
         System of all examples.
     penalty : float
-        Penalty as a share of the number of all examples, whatever is held out.
+        Penalty as a share of the number of all examples, held-out ones included.
     """
 
     system: RidgeSystem
@@ -397,15 +397,15 @@ class RidgeWithout:
 def _factor(matrix: Tensor) -> Tensor:
     factor: Tensor
     factor, wrong = torch.linalg.cholesky_ex(matrix)
-    # A number of a row that is not finite makes the row's diagonal element not finite.
+    # If any element of a row is not finite, the row's diagonal element is not finite either.
     if int(wrong) or not bool(torch.isfinite(factor.diagonal()).all()):
         raise UpdateError("these are not the sums of examples: no regression fits them")
     return factor
 
 
 def _solved(factor: Tensor, right: _Floats) -> _Floats:
-    # In half of the time of torch.cholesky_solve, which copies the factor.
-    # Sums of targets may be beyond the range of fp32.
+    # This takes half of the time of torch.cholesky_solve, which copies the factor. The right-hand side is scaled,
+    # because sums of targets may exceed the range of fp32.
     rounds = factor.dtype is torch.float32
     size = float(np.abs(right).max(initial=0.0)) or 1.0 if rounds else 1.0
     given = torch.from_numpy(right / size).to(factor.dtype)

@@ -1,4 +1,4 @@
-"""A linear head in closed form that follows its sums: exact after each example, without a full solve.
+"""A linear head in closed form that is updated with each example, exactly and without a full solve.
 
 It uses recursive least squares (Woodbury's identity for examples that arrive together): one example costs a pass or
 two over D x D numbers, while a full solve costs D^3 / 3 multiplications.
@@ -22,21 +22,22 @@ from fl_elastic.errors import UpdateError
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
-# Index of the penalty before any is chosen.
+# Index of the penalty until `choose_penalty` is called.
 _FIRST = nearest_penalty(1.0)
-# With more new examples than this share of the features, a full solve takes no longer.
+# With more new examples than this share of the number of features, a full solve takes no longer than an update.
 _MANY = 0.25
 # Number of examples after which a full solve removes accumulated rounding errors.
 _LONG = 1000
-# Least penalties to try, as shares of the largest product, until singular products can be factored.
+# Lower bounds on the penalty, as shares of the largest product, that are tried until singular products can be
+# factored.
 _SINGULAR = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 
 
 class RunningHead:
     """Minimises squared error plus a penalty over the examples in its sums, at each call of `layer`.
 
-    The penalty is a matrix that stays fixed until the examples' weight has doubled, or until the next full solve.
-    It then follows the number of examples and the variances of features, as if these were standardised.
+    The penalty matrix stays fixed until the examples' weight has doubled, or until the next full solve. Then it is
+    set again from the number of examples and the variances of features, as if these were standardised.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ class RunningHead:
     def __init__(self, sums: RunningSums) -> None:
         self.sums = sums
         self._place = _FIRST
-        # One of the two exists once the weight was solved; the inverse is computed when new examples need it.
+        # After a solve there is either the factor or, once new examples need it, the inverse.
         self._factor: Tensor | None = None
         self._inverse: _Floats | None = None
         self._weight: _Floats = np.zeros_like(sums.targets)
@@ -112,7 +113,7 @@ class RunningHead:
     def layer(self) -> ClosedFormHead:
         """Return the head for the examples that are in the sums now.
 
-        Class scores are stretched as in `closed_form_head`.
+        Class scores are scaled up as in `closed_form_head`.
 
         Raises
         ------
@@ -122,8 +123,7 @@ class RunningHead:
         self._settle()
         sums, weight = self.sums, self._weight
         bias = weight[-1] - sums.origin @ weight[:-1]
-        # Computed about the origin, like the weight: confidence of scores does not depend on the origin of
-        # features.
+        # Relative to the origin, like the weight: the confidence of scores does not depend on the origin.
         total = HeadSums("", sums.products, sums.targets, sums.targets[-1], classes=True)
         factor = stretch(total, weight[:-1], weight[-1]) if sums.weight else 1.0
         return ClosedFormHead(
@@ -212,7 +212,7 @@ class RunningHead:
                 return factor, torch.cholesky_solve(targets, factor).numpy()
         raise UpdateError(
             "the sums of a head in closed form are not those of examples: they hold numbers that are not finite, "
-            "or examples were taken out that were not in them"
+            "or examples were removed that were not in them"
         )
 
     def _held_out_error(self, place: int, rows: _Floats, wanted: _Floats) -> float:

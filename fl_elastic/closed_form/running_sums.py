@@ -18,7 +18,7 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 # Below this weight no example is left, and the sums hold only rounding errors.
 _NOBODY = 1e-9
-# A mean is rounding error if it is a smaller share than this of the numbers whose difference it is.
+# A mean is a rounding error if it is a smaller share than this of the numbers from whose difference it is computed.
 _ROUNDED = 1e-12
 
 
@@ -54,9 +54,9 @@ class KeptSums:
 class RunningSums:
     """Sums over examples of outer products of features, and of features with their class, in double precision.
 
-    Removing an example subtracts what it added: the sums are then those of the others, up to rounding. Features are
-    taken relative to an origin, the mean of the first ones that arrived, so that the squares of large numbers that
-    hardly differ, such as times, do not lose the difference.
+    Removing an example subtracts its products, which leaves the sums of the other examples, up to rounding.
+    Features are summed relative to an origin, the mean of the first examples, so that large numbers that differ
+    little, such as times, keep their differences.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class RunningSums:
 
     @property
     def _size(self) -> _Floats:
-        """Size of the numbers whose difference a feature's mean is: far from the origin, it may be near zero."""
+        """Size of the numbers from whose difference each feature's mean is computed, which bounds its precision."""
         mean = self.products[-1, :-1] / max(self.weight, _NOBODY)
         return np.maximum(np.abs(self.origin), np.abs(mean))
 
@@ -166,7 +166,8 @@ class RunningSums:
         if self.weight <= _NOBODY:
             self.products[:], self.targets[:] = 0.0, 0.0
             return rows
-        # Where only removed examples differed, what is left of their squares is rounding: no head may divide by it.
+        # If a feature varied only in removed examples, the rest of its squares is a rounding error, by which no
+        # head may divide.
         mean = self.products[-1, :-1] / self.weight
         left = np.abs(np.diag(self.products)[:-1] - mean**2 * self.weight)
         rounded = np.flatnonzero(~varies(np.sqrt(left), size))
@@ -186,7 +187,7 @@ class RunningSums:
         self.targets *= share
 
     def head_sums(self, weight: str, outputs: Sequence[int] | None = None) -> HeadSums:
-        """Return the sums in the form that is sent: about zero, and over a whole number of examples.
+        """Return the sums in the form that is sent: relative to zero, and over a whole number of examples.
 
         Parameters
         ----------
@@ -203,7 +204,7 @@ class RunningSums:
         whole = round(self.weight) if abs(self.weight - round(self.weight)) < 1e-6 else 0
         whole = whole or int(self.weight)
         if whole < 1:
-            raise UpdateError("no example is left to send sums of")
+            raise UpdateError("there are no sums to send: no example is left")
         share = whole / self.weight
         moved = np.eye(len(self.products))
         moved[:-1, -1] = self.origin
@@ -249,7 +250,7 @@ class RunningSums:
 def make_constant(
     products: _Floats, targets: _Floats, features: NDArray[np.intp], mean: _Floats
 ) -> None:
-    """Write into sums, in place, that these features are equal to their mean in every example."""
+    """Change sums in place to those of examples in which these features are constant and equal their mean."""
     for feature in features:
         products[-1, feature] = mean[feature] * products[-1, -1]
         products[feature, :] = mean[feature] * products[-1, :]
@@ -258,5 +259,5 @@ def make_constant(
 
 
 def add_product(to: _Floats, left: _Floats, right: _Floats, sign: float) -> None:
-    """Add or subtract a product of two matrices in place, in one pass: with few columns, writing takes longest."""
+    """Add or subtract a product of two matrices in place, in one pass over the result."""
     torch.from_numpy(to).addmm_(torch.from_numpy(left), torch.from_numpy(right), alpha=sign)

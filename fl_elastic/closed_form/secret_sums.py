@@ -1,7 +1,7 @@
-"""Head sums as integers, so that secure aggregation gives their exact total and nothing else.
+"""Head sums as integers, so that secure aggregation gives their exact total.
 
-Flower's SecAgg+ adds numbers of ``quantization_range`` steps modulo a power of two. Each number is cut into digits
-of that size, which are sent separately, so that only its rounding to `_STEP` is lost.
+Flower's SecAgg+ adds numbers of ``quantization_range`` steps modulo a power of two. Each number is split into
+digits of that size, which are sent separately; its only error is the rounding to `_STEP`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CANCELLED = 1e-12
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Settings of a secure aggregation workflow that determine how numbers are written.
+    """Fixed-point format of numbers, given by the settings of a secure aggregation workflow.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class FixedPoint:
         return round(self.steps / self.weight) / self.steps
 
     def write(self, numbers: _Floats) -> _Floats:
-        """Return numbers in the form that the workflow turns into integers, shape (digits, N).
+        """Return the digits of numbers, as the workflow takes them, shape (digits, N).
 
         Raises
         ------
@@ -74,8 +74,8 @@ class FixedPoint:
         most = 2.0 ** (_BITS - 1) * _STEP
         if not (np.abs(numbers) < most).all():
             raise UpdateError(
-                f"sums up to {np.abs(numbers).max():.3g} do not fit secure aggregation, which takes them up to "
-                f"{most:.3g}: scale the features down, as by a norm before the last layer"
+                f"sums up to {np.abs(numbers).max():.3g} do not fit secure aggregation, which takes numbers below "
+                f"{most:.3g}: scale the features down, for example by a norm before the last layer"
             )
         whole = np.rint(numbers / _STEP).astype(np.int64) + (1 << (_BITS - 1))
         digits = [
@@ -88,7 +88,7 @@ class FixedPoint:
         digits = np.rint(
             means * (clients * self.share * self.steps / (2 * self.clip)) + clients * self.steps / 2
         ).astype(np.int64)
-        # Integers up to the last step: beside the offsets of all clients, a double would lose the last bits.
+        # Python integers until the last step: a double would lose the last bits beside the offsets of all clients.
         total = np.zeros(digits.shape[1], dtype=object)
         for place in reversed(range(self.digits)):
             total = total * (1 << self.bits) + digits[place]
@@ -100,7 +100,7 @@ class FixedPoint:
 
     @classmethod
     def of_text(cls, text: str) -> FixedPoint:
-        """Read the text of `to_text`; UpdateError if it is anything else."""
+        """Read the text of `to_text`; raise UpdateError for any other text."""
         try:
             found = json.loads(text)
             return cls(int(found["steps"]), float(found["clip"]), float(found["weight"]))
@@ -135,11 +135,11 @@ def of_vector(vector: _Floats, weight: str, shape: Sequence[int], classes: bool)
 
 
 def with_held_out(total: HeadSums, held: HeadSums) -> HeadSums:
-    """Return the total with one fold of held-out examples, given the sums of these.
+    """Return the total with one fold of held-out examples, given the sums of the held-out ones.
 
     The rows of the fold are a factor of its products. Negative eigenvalues are rounding errors and are dropped.
     """
-    # Scaled to a diagonal of ones: beside features of large numbers, those of small ones are no rounding error.
+    # Scaled to a diagonal of ones, so that features with small numbers are not taken for rounding errors.
     size = np.sqrt(np.maximum(np.diag(held.products), 0.0))
     scale = np.where(size > 0, size, 1.0)
     values, vectors = np.linalg.eigh(held.products / np.outer(scale, scale))

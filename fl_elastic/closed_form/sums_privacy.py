@@ -37,7 +37,7 @@ _ROUNDED = 1e-6
 
 @dataclass(frozen=True)
 class SumsPrivacy:
-    """Settings that hide one example's part in the sums for a head, so that its presence stays uncertain.
+    """Settings of differential privacy for the sums from which a head is solved.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class SumsPrivacy:
         The sums of a client, or of all clients under secure aggregation, are (epsilon, delta)-differentially
         private for adding or removing one example.
     clip : float
-        Features of an example longer than this (Euclidean norm) are scaled down to it. Choose it without looking at
+        Features of an example longer than this (Euclidean norm) are scaled down to it. Choose it independently of
         the clients' data, for example as the usual length on public data.
 
     Raises
@@ -136,9 +136,9 @@ def private_head(
 ) -> ClosedFormHead:
     """Return the head for noisy sums.
 
-    Negative eigenvalues of the products are set to zero. A penalty is added that is half as large as the noise's
-    largest eigenvalue (similar to AdaSSP, Wang, UAI 2018). No example is held out, since that would need noise of
-    its own.
+    Negative eigenvalues of the products are set to zero, and a penalty of half the noise's largest eigenvalue is
+    added (similar to AdaSSP, Wang, UAI 2018). No example is held out, because held-out sums would need noise of
+    their own.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def decode_noisy_sums(data: bytes | memoryview, manifest: Manifest, noise: float
     Raises
     ------
     UpdateError
-        If the bytes are damaged or of another model, or clipped examples with noise cannot give such numbers.
+        If the bytes are damaged or of another model, or the numbers cannot come from clipped examples with noise.
     """
     _, header, payload = unpack(data, manifest, MessageKind.NOISY_SUMS)
     indices = index_field(header, "indices", manifest)
@@ -192,7 +192,7 @@ def decode_noisy_sums(data: bytes | memoryview, manifest: Manifest, noise: float
         raise UpdateError("sums are of one weight of a linear layer")
     shape = layer_shape(manifest.shapes[indices[0]])
     if len(payload) % 4:
-        raise UpdateError(f"payload has {len(payload)} bytes, which are no numbers")
+        raise UpdateError(f"payload has {len(payload)} bytes, not a whole number of fp32 values")
     numbers = np.frombuffer(payload, "<f4").astype(np.float64)
     outputs, features = shape
     sums = of_vector(

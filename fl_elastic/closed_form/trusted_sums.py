@@ -1,7 +1,7 @@
-"""Which clients' sums are trusted: bounds on the sizes of features, and a test whether the head is worse with them.
+"""Find clients whose sums cannot be trusted: by the size of their features, and by their effect on the head.
 
-A client can claim any sums that some examples could have. They are judged by comparing the head with and without
-them on the examples that other clients hold out.
+A client can claim any sums that some examples could have. Its sums are judged by comparing the head with and
+without them on the held-out examples of other clients.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.ridge import Ridge, RidgeWithout, varies
 
 _Floats = NDArray[np.float64]
-# One in this many judges, those with the most favourable verdicts, do not count: they may collude with the client.
-# Cap on the factor by which one judge can say that an error has grown.
+# Cap on the factor by which an error grows according to one judge.
 _MOST = 2.0
-# A client is harmful if it makes others' errors grow by more than the first number over the number of clients, and
-# by more than the second number times the usual deviation. Of 1,980 honest clients one was found harmful.
+# A client is harmful if others' errors grow by more than usual plus the larger of two margins: the first number
+# over the number of clients, and the second number times the median deviation. Of 1,980 honest clients one was
+# found harmful.
 _HARM, _USUAL = 0.6, 4.0
 # Errors far below this share of the squared targets count as equal: doubling them does no harm.
 _SMALL = 0.02
@@ -47,7 +47,7 @@ def sizes_of_features(sums: Sequence[HeadSums]) -> _Floats:
 
 
 def sizes_about_the_middle(means: _Floats, squares: _Floats) -> _Floats:
-    """Return what `sizes_of_features` returns, from means and mean squares in place of sums.
+    """Return the result of `sizes_of_features`, computed from means and mean squares instead of sums.
 
     Parameters
     ----------
@@ -64,13 +64,13 @@ def sizes_about_the_middle(means: _Floats, squares: _Floats) -> _Floats:
 
 
 def harmful(ridge: Ridge) -> list[int]:
-    """Return the clients whose sums make the head worse on what the others hold out, worst first.
+    """Return the clients whose sums make the head worse on the held-out examples of others, worst first.
 
-    Each client is judged by the others: by how much its sums increase the errors on the examples that they hold
-    out, which are in no sum. The increase is compared with that of the other clients, because it is large for all
-    if all have different classes. An error counts for the judge's own classes only, so that a client with a class
-    of its own harms no judge, unless examples are mistaken for that class. Such a client is not judged by those
-    that hold a single class, for whom the best head is one that knows no other.
+    The other clients are a client's judges: the measure is the growth of the errors on their held-out examples,
+    which are in no sum. It is compared with that of the other clients, because it is large for all of them if all
+    have different classes. A judge's errors count only in its own classes, so that a client with a class of its own
+    harms no judge, unless examples are mistaken for that class. Clients with a single class do not judge such a
+    client, because for them a head that predicts only their class is best.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def _growth_of_errors(ridge: Ridge) -> _Floats:
 
 
 def _pulls(rest: RidgeWithout) -> _Floats:
-    """Return each client's contribution to the gradient at a head, from its remaining sums, side by side."""
+    """Return each client's contribution to the gradient at the regression without a part, side by side."""
     system, part, weight = rest.system, rest.part, rest.weight
     plain = system.plain(weight)
     # Targets about their overall mean: the constant is the last feature.
@@ -133,5 +133,7 @@ def _mean_growth(before: _Floats, after: _Floats, client: int) -> float:
     if not judges.any():
         return float("nan")
     grown = np.sort(np.minimum(np.log(before[judges] / after[judges]), log(_MOST)))
+    # The fifth of the judges with the most favourable verdicts is ignored, because they may collude with the
+    # client.
     inner = min(may_lie(len(grown)), len(grown) - 1)
     return float(grown[inner:].mean())

@@ -1,8 +1,8 @@
-"""Processors, memory and disk that are really available to a process, also within Linux control groups, version 2.
+"""Processors, memory and disk available to a process, within the limits of its Linux control groups (version 2).
 
-A group is bound by its own limit and by that of every group above it, so all of them are read. In a container,
-the path in ``/proc/self/cgroup`` may not exist under the mount; then only the limits of the mount itself are read,
-which are the container's.
+A group is bound by its own limit and by those of all groups above it, so all are read. In a container the path in
+``/proc/self/cgroup`` may not exist under the mount; then only the limits of the mount itself are read, which are
+those of the container.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GroupLimits:
     Parameters
     ----------
     memory_bytes : int or None
-        Most memory: the smaller of the hard limit and the limit above which the process is throttled.
+        Memory limit: the smaller of the hard limit and the limit above which the process is throttled.
     memory_free_bytes : int or None
         Unused part of ``memory_bytes``. Cached files that the kernel can drop count as unused.
     cpus : float or None
@@ -40,7 +40,7 @@ class GroupLimits:
 
 
 def parse_membership(text: str) -> PurePosixPath | None:
-    r"""Return the group of this process from ``/proc/self/cgroup``; None if there is none.
+    r"""Return the control group of this process from the text of ``/proc/self/cgroup``; None if it has none.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def parse_membership(text: str) -> PurePosixPath | None:
 
 
 def parse_cpu_max(text: str | None) -> float | None:
-    """Return the processor time, in processors, from version 2's ``cpu.max``; None for no limit.
+    """Return the limit on processor time, in processors, from the text of ``cpu.max``; None for no limit.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def _bytes(path: Path) -> int | None:
 
 
 def _droppable(text: str | None) -> int:
-    """Return the bytes of recently unused files, from ``memory.stat``."""
+    """Return the bytes of cached files that were not used recently, from the text of ``memory.stat``."""
     for line in (text or "").splitlines():
         name, _, value = line.partition(" ")
         if name == "inactive_file":
@@ -131,7 +131,7 @@ class Memory:
     Parameters
     ----------
     total_bytes : int or None
-        Most memory that this process could ever get.
+        Largest amount of memory that this process can get.
     available_bytes : int or None
         Memory that it could get now without swapping.
     swap_total_bytes : int or None
@@ -207,7 +207,7 @@ class Processors:
 
 
 def disk_free_bytes(path: str | os.PathLike[str]) -> int | None:
-    """Return the free bytes for this user on the disk of ``path``, which may not exist yet; None if unknown.
+    """Return the bytes free for this user on the disk of ``path``; None if unknown. The path may not exist yet.
 
     Examples
     --------

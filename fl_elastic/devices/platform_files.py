@@ -1,6 +1,6 @@
-"""Files and commands with which a platform describes itself; absent or damaged ones are read as None.
+"""Read files and commands that describe a platform; those that are absent or damaged give None.
 
-``root`` is put before every path: ``/`` on a device, a made-up tree in a test.
+``root`` is put before every path: ``/`` on a device, the folder of an artificial tree in a test.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def text_in(path: Path) -> str | None:
         with path.open("rb") as stream:
             data = stream.read(_MOST_BYTES)
     except (OSError, ValueError):
-        # Sensors give all kinds of errors while they are asleep or not connected.
+        # Sensors that sleep or are not connected give various errors.
         return None
     return data.decode("utf-8", errors="replace").strip("\0 \t\r\n")
 
 
 def integer(text: str | None) -> int | None:
-    r"""Return a text as an integer; None if it is anything else.
+    r"""Return the integer in a text; None if the text is anything else.
 
     Examples
     --------
@@ -62,9 +62,9 @@ def command_output(root: Path, command: Sequence[str]) -> str | None:
     Parameters
     ----------
     root : Path
-        Root of the usual folders (``usr/bin``, ...) where it is looked up.
+        Root of the usual folders (``usr/bin``, ...) in which the command is looked up.
     command : sequence of str
-        Name and arguments.
+        Name and arguments of the command.
     """
     name, *arguments = command
     for folder in _COMMAND_FOLDERS:

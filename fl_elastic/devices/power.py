@@ -1,4 +1,4 @@
-"""Power supply of a device: mains or battery; a node's settings say with which of them it takes part in rounds."""
+"""Power supply of a device: whether it has mains power, and the charge of its battery."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def parse_celsius(text: str | None) -> float | None:
 
 
 def parse_throttled(text: str | None) -> Throttling | None:
-    """Return the flags from the firmware's answer, with or without a prefix; None if there are none.
+    """Return the flags in the firmware's answer, with or without the prefix ``throttled=``; None if there are none.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def throttling(root: Path = HERE) -> Throttling | None:
 
 
 def vitals(state_dir: str | os.PathLike[str], root: Path = HERE) -> dict[str, float]:
-    """Return vital signs in degrees Celsius, shares and bytes; unreported ones are left out.
+    """Return the device's vital signs in degrees Celsius, shares and bytes; those not reported are left out.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Rounds that do not train: for sums for the head, for choosing places and cuts, and for forgetting examples."""
+"""Rounds without training: they solve for the head, choose places and cuts, or make the model forget examples."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
-# Seconds for which answers about cuts are awaited: enough to estimate unknown costs and take two full steps.
+# Timeout in seconds for clients' ratings of cuts: enough to estimate unknown costs and take two full steps.
 _PATIENCE_SECONDS = 300.0
 
 
 class AuxiliaryRounds:
-    """Asks clients for everything except training.
+    """Runs the rounds in which clients are asked for something other than training.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class AuxiliaryRounds:
     limits : Limits
         Bounds of the counts that the server believes.
     solved : HeadCheckpoint
-        Is given the model each time a head was solved for.
+        Stores the model after each solve of the head.
     on_round : callable, optional
         Called with a record of each round.
     """
@@ -72,7 +72,7 @@ class AuxiliaryRounds:
         record: RoundRecord,
         timeout: float,
     ) -> WeightDict:
-        """Choose the places that the head reads by samples of a few clients; return the model that ends there."""
+        """Choose from samples of a few clients which places the head reads; return the model that ends there."""
         # Imported here: only runs whose head may read elsewhere need it.
         from fl_elastic.flower.round_zero_places import asked_of, with_chosen_places
         from fl_elastic.readout.best_places import EXAMPLES
@@ -103,7 +103,7 @@ class AuxiliaryRounds:
         config, zero = self._fleet.config, record.server_round == 0
         task = SolveHead(
             record.deadline, cut=self._fleet.cut.group,
-            # Not after later rounds: the model that clients are then asked about has no version number yet.
+            # After a later round the model has no version number yet, so clients cannot keep it.
             keep=config.sends_changes and zero,
             clip=None if config.sums_privacy is None else config.sums_privacy.clip,
             noise=None if config.sums_privacy is None else config.sums_privacy.noise,
@@ -133,14 +133,14 @@ class AuxiliaryRounds:
             if record.stepped_back:
                 self._fleet.slow_down()
                 _LOG.warning(
-                    "%s. The model of the last solve is put back, and from here on clients' optimisers use %.3g "
-                    "of their learning rate", record.stepped_back, self._fleet.rate,
+                    "%s. The model of the previous solve is put back, and from now on clients multiply their "
+                    "learning rates by %.3g", record.stepped_back, self._fleet.rate,
                 )  # fmt: skip
         self._close(record, packer)
         return weights
 
     def _solved_before(self, record: RoundRecord, packer: MessagePacker, timeout: float) -> Solved:
-        """Return the model of the previous solve, with the head that sums of the present clients give for it."""
+        """Return the model of the previous solve, with a head solved for from sums of the present clients."""
         nodes = sorted(reply.node_id for reply in record.accepted)
         before = self._solved.weights
         task = SolveHead(record.deadline, cut=self._fleet.cut.group)
@@ -162,15 +162,14 @@ class AuxiliaryRounds:
         forgets: bool = False,
         last: bool = False,
     ) -> WeightDict | None:
-        """Solve for the head of the model after a round, from sums of the clients that answered in it.
+        """Solve for the head after a round, from sums of the clients that answered in it.
 
-        Returns the model to go on from; if training spoiled the features, that is the model of the previous solve.
-        Returns None if rounds go on from the model as it is: if no head is due, or if the head was only tested. A
-        head is always due in the ``last`` round of a run, and after a client had examples forgotten, because the
-        new head is free of them.
+        Returns the model for the next round: the one with the new head, or the model of the previous solve if
+        training spoiled the features. Returns None if the next round uses the present model unchanged, because no
+        solve is due or the new head was only for testing. A solve is always due after the ``last`` round of a run,
+        and after the model was made to forget examples, because the new head is free of them.
 
-        Solving takes no longer than the round's deadline: a client that cannot pass over all of its data in that
-        time sends sums over a part of it.
+        A client that cannot pass over all of its data within the round's deadline sends sums over a part of it.
         """
         config, number = self._fleet.config, ended.server_round
         # A client that could not train, perhaps for lack of memory, can still pass over its data, and nobody else
@@ -182,7 +181,7 @@ class AuxiliaryRounds:
         if not due or not nodes:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
-        # On a grid that records no times, because a pass for sums says nothing about the time of a training round.
+        # On a grid that records no times, because a pass for sums does not take as long as a training round.
         grid = collecting(packer.grid)
         solved = self.solve(packer.blank(sorted(nodes)), grid, record, timeout, forgets=forgets)
         if forgets and not record.accepted:
@@ -197,14 +196,15 @@ class AuxiliaryRounds:
         timeout: float,
         trained: Collection[str],
     ) -> WeightDict | None:
-        """Return the model without what clients of a round want forgotten; None if they want nothing forgotten.
+        """Return the model after forgetting the examples that clients of a round ask it to forget.
 
-        A head in closed form only needs to be solved for again. What was trained by steps is dampened.
+        Returns None if there is no such request, or if nothing could be forgotten. Tensors that were trained by
+        steps are dampened. A head in closed form is not, because the caller solves for it again.
 
-        All clients that answered are asked for squared gradients, because what matters to the examples of one
-        client may matter to all. A client that cannot pass over all of its data within the round's deadline sends
-        sums over a part of it. Then the clients are asked for their loss under the dampened model, which is kept
-        only if most losses are not far larger.
+        All clients that answered are asked for squared gradients, because a weight that matters to the examples of
+        one client may matter to all clients. A client that cannot pass over all of its data within the round's
+        deadline sends sums over a part of it. Then the clients report their loss under the dampened model, which is
+        kept only if most losses are not far larger than before.
 
         Parameters
         ----------
@@ -267,7 +267,7 @@ class AuxiliaryRounds:
 
         def failed(node: int, reason: str) -> None:
             # A client whose loss is not finite reports an error, so an error counts as an infinite loss.
-            record.leave_out(node, reason, "loss of the model that has forgotten")
+            record.leave_out(node, reason, "loss of the dampened model")
             after[node] = math.inf
 
         for node, _, loss in read_answers(replies, lambda reply: reply.metrics.get(LOSS), failed):
@@ -276,9 +276,9 @@ class AuxiliaryRounds:
         return why_not_kept(before, after)
 
     def choose_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
-        """Ask the fastest clients of a round what cuts are worth; return whether the fleet has a cut now.
+        """Let the fastest clients of a round rate the possible cuts; return whether the fleet has a cut now.
 
-        Clients are asked before the round, about the model that the round sends, with its closed-form head if there
+        Clients rate them before the round, for the model that the round sends, with its closed-form head if there
         is one.
 
         Parameters
@@ -286,7 +286,7 @@ class AuxiliaryRounds:
         messages : sequence of Message
             The inner strategy's messages for the round; they are not changed.
         grid : Grid
-            Sends the questions.
+            Sends the requests.
         record : RoundRecord
             Record of this exchange.
         """
@@ -316,7 +316,7 @@ class AuxiliaryRounds:
             record.accepted.append(AcceptedReply(node, {}, 0, 0, reply.metrics))
         chosen = fleet.cut.decide([each for each in shares if each])
         if chosen:
-            # A device's time for a round is its time above the cut.
+            # With a cut a round takes only the time above it, so the known round times no longer hold.
             fleet.forget_capabilities()
         self._close(record, packer)
         return chosen
@@ -329,9 +329,9 @@ class AuxiliaryRounds:
         record: RoundRecord,
         timeout: float,
     ) -> tuple[list[Message], MessagePacker]:
-        """Ask the nodes of these messages to do a task; return the replies, and what packed the questions."""
+        """Ask the nodes of these messages to do a task; return the replies, and the packer of the requests."""
         packer = MessagePacker("train", self._downlink, grid)
-        # Every question is about the model that is served, which may end where its head reads.
+        # The served model may end at the places that its head reads, so every task names them.
         task = replace(task, read=self._fleet.read)
         packed = packer.packed(list(messages), lambda _: task)
         record.downlink_bytes = len(self._downlink.whole)

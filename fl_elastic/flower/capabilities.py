@@ -1,4 +1,4 @@
-"""What a device says about itself and the model's tensor groups, and which names such groups can have."""
+"""Capabilities that a device reports: its speed, and the costs and importance of the model's tensor groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
 _MOST_SHARES, _LONGEST_SHARES = 10_000, 1 << 20
-# Digits of a score, quotes and commas around it and its name.
+# Characters of a JSON entry besides the group's name: digits of the number, quotes, colon and comma.
 _PER_ENTRY = 64
 
 
@@ -82,7 +82,7 @@ class GroupNames:
         return whole in self._beginnings and short and 2 <= int(number) <= max(self.most, 2)
 
     def fit(self, names: Collection[str]) -> bool:
-        """Return whether these can be the names of the model's groups: possible ones, and not too many."""
+        """Return whether the model's groups can have these names: each is possible, and there are not too many."""
         return len(names) <= self.most and all(name in self for name in names)
 
 
@@ -132,7 +132,7 @@ _LONGEST_GROUP = 500
 _LONGEST_TEXT = 1 << 22
 _MOST = 1e15
 _LONGEST_NAME = 80
-# Largest believed claims: steps and examples as in an update; a step of eleven days.
+# Largest claims that are accepted: steps and examples as in an update, and eleven days for one step.
 _MOST_STEPS, _MOST_EXAMPLES, _MOST_SECONDS, _MOST_BYTES = 10**6, 10**8, 1e6, 1e15
 
 
@@ -218,13 +218,13 @@ class GroupCosts:
         numbers = np.array([*chain(*columns), self.constant_seconds])
         if not (fits and distinct and short and ((numbers >= 0) & (numbers <= _MOST)).all()):
             raise UpdateError(
-                f"costs of {count} groups are not one name and three numbers from 0 for each"
+                f"costs of {count} groups must have a distinct name and three numbers from 0 for each group"
             )
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What one client can do; seconds are those of its device.
+    """What one client can do in a round; all times are measured or estimated on its own device.
 
     Attributes
     ----------
@@ -239,7 +239,7 @@ class Capabilities:
     model_bytes : float
         Size of the model's parameters as fp32.
     bandwidth : float
-        Bytes of fp32 weights that its codec sends to the server per second; 0 if not known.
+        Uplink in bytes per second, counted as the fp32 size of the tensors before encoding; 0 if not known.
     allowed_step_seconds : float
         Time that the device's own budget allows for a step; 0 for no limit.
     groups : GroupCosts, optional

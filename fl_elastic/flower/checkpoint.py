@@ -42,11 +42,11 @@ from fl_elastic.update.manifest import FROZEN_BASE, places_of
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.checkpoint", 6)
 _MOST_ROUNDS = 999_999
-# More than one checkpoint survives a damaged file, and allows to go back by a round if losses jump in the next one.
+# Two, so that a run survives one damaged file, and can go back by a round if losses jump in the next one.
 _KEPT = 2
-# Bound on a checkpoint's size: this many models, and these bytes for what grows with the fleet.
+# Bound on a checkpoint's size: this multiple of the model's bytes, plus bytes for state that grows with the fleet.
 _MODELS, _BESIDES = 32, 1 << 30
-# State that going back by one round restores besides the model: the inner strategy's, and these entries.
+# Entries of the state that going back by one round restores besides the model.
 _UNDONE = re.compile(r"inner\.|(server_optimizer|average)(!|$)")
 _NAME = re.compile(r"round-(\d{6})\.state")
 
@@ -55,8 +55,8 @@ _NAME = re.compile(r"round-(\d{6})\.state")
 class Checkpoint:
     """A model and the strategies' state after a round; ``strategies`` are the names of their classes.
 
-    ``settings`` are those of the clients' training that rounds have changed: by name, as they were given at the
-    beginning (None if not) and as they were after the round.
+    ``settings`` holds the settings of the clients' training that rounds have changed: for each name, the value
+    given at the start of the run (None if there was none) and the value after the round.
     """
 
     server_round: int
@@ -67,7 +67,7 @@ class Checkpoint:
 
     @property
     def tested(self) -> dict[str, NDArray[Any]]:
-        """The model that the run tested after the round and would hand out.
+        """The model that the run tested after the round and would return as its result.
 
         It differs from ``arrays``, with which training continues, if the strategy averages models, or if clients
         have trained since the head was last solved for.
@@ -84,11 +84,11 @@ class Checkpointed(Strategy):
     Parameters
     ----------
     strategy : Strategy
-        Any strategy, usually a `PartialUpdates`. Saved is what its attributes, and those of the strategies it
-        wraps, hold of arrays, numbers and text, also in lists and dicts (momentum, Adam's moments, a schedule), and
-        the state of objects there that have ``to_state`` (the coverage ledger, a server optimiser) or
-        ``state_dict`` (a privacy accountant, an optimiser of torch), or are random generators. Of anything else
-        nothing is saved.
+        Any strategy, usually a `PartialUpdates`. A checkpoint holds the attributes of this strategy and of those
+        it wraps, if they are arrays, numbers or text, or lists and dicts of these (momentum, Adam's moments, a
+        schedule). It also holds the state of attributes that have ``to_state`` (the coverage ledger, a server
+        optimiser) or ``state_dict`` (a privacy accountant, an optimiser of torch), and of random generators. Other
+        attributes are not saved.
     directory : path-like
         Folder of the checkpoints; made if missing.
     resume : bool
@@ -100,14 +100,14 @@ class Checkpointed(Strategy):
     >>> strategy = Checkpointed(FedAdam(), "checkpoints")
     """
 
-    not_inside = "Checkpointed: put that around it, Checkpointed(PartialUpdates(...), folder)"
+    not_inside = "Checkpointed: use Checkpointed(PartialUpdates(...), folder) instead"
     """Error message: inside `PartialUpdates` the methods that write checkpoints would never be called."""
 
     def __init__(self, strategy: Strategy, directory: str | Path, *, resume: bool = True) -> None:
         show_log()
         check_strategy(strategy)
         if isinstance(strategy, Checkpointed):
-            raise CheckpointError("Checkpointed is put around a Checkpointed: one is enough")
+            raise CheckpointError("Checkpointed is put around another Checkpointed: one is enough")
         self.strategy = strategy
         self.directory = Path(directory)
         self.resume = resume
@@ -148,11 +148,11 @@ class Checkpointed(Strategy):
                     f"{' around '.join(found.strategies)}, this one is {' around '.join(mine)}; "
                     "use another directory or delete them"
                 )
-            self._say_where_it_reads(found, initial_arrays)
-            self._keep_before(found, initial_arrays)
+            self._warn_of_fixed_places(found, initial_arrays)
+            self._restore_previous_model(found, initial_arrays)
             initial_arrays = as_record(found.arrays)
             restore(self.strategy, found.state, self._begun)
-            self._go_on_with(found.settings)
+            self._restore_settings(found.settings)
             if found.server_round >= num_rounds:
                 _LOG.warning(
                     "nothing is left to do: the newest checkpoint in %s is of round %s, and %s rounds were asked "
@@ -180,8 +180,8 @@ class Checkpointed(Strategy):
         result.arrays = averaged(self.strategy, result.arrays or initial_arrays)
         return _renumbered(result, first)
 
-    def _say_where_it_reads(self, found: Checkpoint, begun: ArrayRecord) -> None:
-        """Warn if the head does not read where the config says, since only round zero moves it."""
+    def _warn_of_fixed_places(self, found: Checkpoint, begun: ArrayRecord) -> None:
+        """Warn if the head reads elsewhere than the config says, because only round zero chooses its places."""
         read = self.strategy.config.read if isinstance(self.strategy, PartialUpdates) else "none"
         reads = places_of(found.arrays) or "last"
         chosen = read in ("none", reads) or (read != "last" and not Reading.parse(read).places)
@@ -219,7 +219,7 @@ class Checkpointed(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Delegate; write the checkpoint again if a strategy keeps something of the test, such as the best loss."""
+        """Delegate; write the checkpoint again if a strategy stored a result of the test, such as the best loss."""
         overall = server_round + self._first_round
         found = self.strategy.aggregate_evaluate(overall, replies)
         if self._newest is not None and self._newest[0] == overall:
@@ -233,20 +233,20 @@ class Checkpointed(Strategy):
         _LOG.info("checkpoints in %s", self.directory)
         self.strategy.summary()
 
-    def _go_on_with(self, settings: Mapping[str, tuple[Any, Any]]) -> None:
-        """Restore the settings that rounds have changed, except those with which this run begins differently."""
+    def _restore_settings(self, settings: Mapping[str, tuple[Any, Any]]) -> None:
+        """Restore the settings that rounds have changed, except those that the user gives another value now."""
         for name, (given, reached) in settings.items():
             if self._settings.get(name) == given:
                 self._settings[name] = reached
             else:
                 _LOG.warning(
-                    "setting %r is %s, and was %s when the run of the checkpoint began: it is not set to the %s of "
-                    "its last round",
+                    "setting %r is %s, but was %s when the run of the checkpoint began: it keeps its new value and "
+                    "is not set to %s, the value after the last round",
                     name, self._settings.get(name), given, reached,
                 )  # fmt: skip
 
-    def _keep_before(self, found: Checkpoint, begun: ArrayRecord) -> None:
-        """Restore the model before the newest one, if it is on disk: the run goes back to it if losses jump."""
+    def _restore_previous_model(self, found: Checkpoint, begun: ArrayRecord) -> None:
+        """Load the model before the newest one, if it is on disk: the run goes back to it if losses jump."""
         strategy = self.strategy
         guard = found.state.facts.get("guard")
         had_model = isinstance(guard, dict) and guard.get("had_model") is True
@@ -378,7 +378,7 @@ def _pair(values: Any) -> tuple[Any, Any]:
 
 
 def _most_bytes(expected: ArrayRecord) -> int:
-    """Return a bound on what a run of this model can have saved: moments, means, and the ledger of its clients."""
+    """Return the largest plausible size in bytes of a checkpoint: moments, means, and the ledger of clients."""
     return _MODELS * sum(array.numpy().nbytes for array in expected.values()) + _BESIDES
 
 

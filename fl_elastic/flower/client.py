@@ -48,10 +48,7 @@ _LOG = logging.getLogger("fl_elastic")
 
 
 def _failure_metrics(error: Exception, what: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Log why a client could not do what it was asked; return the failure as metrics, or raise it.
-
-    It is returned if the server is a `PartialUpdates`, which reads it, and raised for any other server.
-    """
+    """Log why a client failed; return the failure as metrics for `PartialUpdates`, else raise it."""
     foreseen = isinstance(error, ElasticError)
     _LOG.error("cannot %s: %s", what, error if foreseen else repr(error), exc_info=not foreseen)
     if not config.get(PACKED):
@@ -74,9 +71,9 @@ class ElasticClient(NumPyClient):
     Parameters
     ----------
     model : nn.Module
-        On the device that it is trained on; its weights are replaced by the server's. If some parameters have
-        ``requires_grad=False``, these are its frozen base, which does not travel; the client refuses to train if
-        the server's base is another one.
+        Already on the torch device where it is trained; its weights are replaced by the server's. Parameters with
+        ``requires_grad=False`` are its frozen base, which does not travel; the client refuses to train if the
+        server's base is another one.
     train_loader, test_loader : iterable of batches
         Re-iterable; batches are ``(inputs, targets)``, longer tuples that end with the targets, or dicts with
         ``labels``, see `fl_elastic.groups.batch.as_pair`.
@@ -93,35 +90,35 @@ class ElasticClient(NumPyClient):
         optimiser's learning rate; parameter groups with rates of their own keep their ratio to it.
     configure : callable, optional
         ``configure(optimizer, config)`` applies other settings of the server's config, such as a weight decay, to
-        an optimiser that was just made. Called for every optimiser, including those that cost estimates try out.
+        a new optimiser. Called for every optimiser, including those that are made only to estimate costs.
     forget : iterable of batches, optional
-        Examples that the global model must forget, and that ``train_loader`` no longer holds; `forget` removes them
-        from it. A server with ``RoundConfig(forget=True)`` forgets them after the next round; when `forgotten` is
-        true they can be deleted.
+        Examples that the global model must forget, and that ``train_loader`` no longer holds. (The method `forget`
+        removes examples from the loader.) A server with ``RoundConfig(forget=True)`` makes the model forget them
+        after the next round; once `forgotten` is true they can be deleted.
     epochs : int
-        Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut there
-        are more epochs, so that a round takes as long as if everything were trained.
+        Local epochs per round; the server's config key ``local-epochs`` overrides it. If the fleet has a cut, there
+        are more epochs, so that a round takes as long as without it.
     codec : str
-        Codec of updates, see `fl_elastic.update.codecs`. What a lossy codec loses is added to the next update if
-        that helps.
+        Codec of updates, see `fl_elastic.update.codecs`. The error of a lossy codec is added to the next update
+        (error feedback).
     options : TrainerOptions, optional
         Options of the trainer.
     profile : CostProfile, optional
-        Measured costs, if available.
+        Known costs of the model on this device; if left out, they are estimated.
     device : str
         Class of the device; the server counts coverage per class.
     state_dir : path-like, optional
-        Folder for what is kept between rounds: cost profile, importance, what the codec lost and, if the server
-        wants it, the model. A deployed client process lives for one message, so without a folder the cost profile
-        is made anew in every round; `elastic_client_app` keeps importance in Flower's context. No two clients may
-        share a folder; `elastic_client_app` gives each node its own.
+        Folder for state between rounds: the cost profile, importance, the codec's error and, if the server asks for
+        it, the model. A deployed client process lives for one message, so without a folder the costs are estimated
+        again in every round; `elastic_client_app` keeps importance in Flower's context. No two clients may share a
+        folder; `elastic_client_app` gives each node its own.
     client_id : str
         Name of this client; with the run's seed and the round it determines the seed of its random choices.
         `elastic_client_app` takes it from Flower's context. If left out, a digest of the client's data is used.
     feature_bytes : int
-        Most bytes of features at the fleet's cut that are kept in ``state_dir``, in fp16; features of the test data
-        may take as many again. 0 keeps none. Features reveal as much as the data: they stay on the device, and are
-        wiped once a pass over all data no longer finds their example.
+        Limit in bytes on the features at the fleet's cut that are kept in ``state_dir``, in fp16; features of the
+        test data may take as many bytes again. 0 keeps none. Features reveal as much as the data: they stay on the
+        device, and are deleted once a pass over all data no longer contains their example.
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; their means over the examples
         are sent to the server. A collection of torchmetrics computes them for all examples together. Accuracy is
@@ -211,7 +208,7 @@ class ElasticClient(NumPyClient):
         return self.forget_request.met
 
     def run_on(self, context: Context, state_dir: Path | None = None) -> None:
-        """Take id and state folder from ``context`` and ``state_dir``, as far as the client was given none."""
+        """Set the client id from ``context`` and the state folder from ``state_dir``, unless they were given."""
         folder = self.state.directory or state_dir
         if not self.client_id:
             self.client_id = str(context.node_config.get("partition-id", context.node_id))
@@ -220,23 +217,23 @@ class ElasticClient(NumPyClient):
             self.state = self.state.moved(folder)
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Take examples out of the training data, and have the global model forget them.
+        """Remove examples from the training data, and request that the global model forget them.
 
         From now on neither steps nor sums use these examples. With ``RoundConfig(forget=True)`` the server acts
-        after the next round: a head in closed form is solved for without them, and what was trained by steps is
-        dampened. Without it the head is free of them the next time that the server solves for it. A client that is
-        made anew for each message has to be told each time.
+        after the next round: it solves for a head in closed form without them, and dampens tensors that were
+        trained by steps. Otherwise the head is free of them after the server's next solve. A client that is
+        constructed anew for each message needs this call each time.
 
         Parameters
         ----------
         ids : iterable of int
-            Indices of examples in the dataset of ``train_loader``, or counted through its batches if it is a list;
-            as they were before anything was forgotten.
+            Indices of examples in the dataset of ``train_loader``; if that is a list of batches, positions counted
+            through them. They refer to the data before any example was forgotten.
 
         Raises
         ------
         TrainingError
-            If an id is not one of an example, nothing would be left, or the loader does not say which examples it
+            If an id belongs to no example, no example would be left, or the loader does not tell which examples it
             reads.
         """
         request = self.forget_request.with_ids(self.train_loader, ids)
@@ -278,7 +275,7 @@ class ElasticClient(NumPyClient):
         return answer.loss, answer.num_examples, answer.metrics
 
     def capabilities(self, task: RoundTask | None = None) -> Capabilities:
-        """Return what this device can do in a round with this task; unknown costs are estimated."""
+        """Return this device's capabilities for a round with this task; unknown costs are estimated."""
         from fl_elastic.flower.tasks.describe import capabilities
 
         task = task or Train()
@@ -286,7 +283,7 @@ class ElasticClient(NumPyClient):
             return capabilities(ClientRound(self, task, data))
 
     def forget_profile(self) -> None:
-        """Forget the costs, so that they are measured again when they are needed next."""
+        """Delete the cost profile, so that costs are determined again when they are needed next."""
         self.state.forget_profile()
 
     def _answer(
@@ -339,7 +336,7 @@ class ElasticClient(NumPyClient):
     def _opened(
         self, task: RoundTask, weights: Mapping[str, NDArray[Any]] | None
     ) -> Iterator[RoundData]:
-        """Yield model and data for a task, with the server's weights loaded if they came."""
+        """Yield model and data for a task, after loading the server's weights if there are any."""
         if weights is not None:
             load_weights(self.model, self.manifest, weights)
         yield self.data
@@ -371,7 +368,7 @@ class ClientModel:
 
     @classmethod
     def of(cls, model: nn.Module) -> ClientModel:
-        """Return the owner's model, whose head may already read elsewhere."""
+        """Return the owner's model, whose head may already read places other than the model's end."""
         places = places_of(ModelState.of(model).tensors)
         return cls(model, model, places, Manifest.of(model).with_base(model), flags_of(model))
 

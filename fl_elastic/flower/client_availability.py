@@ -1,6 +1,7 @@
-"""Which of the chosen clients are asked, silent ones ever more rarely, and how long a round waits for answers.
+"""Availability of clients: which of the chosen ones are sent a message, and how long a round waits for answers.
 
-The inner strategy chooses them first, as by the ``fraction_train`` of FedAvg.
+The inner strategy chooses clients first, for example by FedAvg's ``fraction_train``. Of these, clients that have
+not answered are sent messages less and less often.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LONGEST_PAUSE = 32
 
 @dataclass
 class Backoff:
-    """Rounds until the next attempt; they double with each failed attempt.
+    """Exponential back-off counted in rounds: the pause before the next attempt doubles with each failure.
 
     Attributes
     ----------
@@ -87,12 +88,12 @@ class _Node:
 
 
 class ClientAvailability:
-    """Learns from rounds how long answers take, and skips nodes that do not answer.
+    """Records how long each node takes to answer, and skips nodes that do not answer.
 
-    A node that was never heard is waited for once, for as long as the caller allows. A node that was heard is given
-    ten times the usual answering time of this fleet, or three times its own, whichever is longer, and at least a
-    minute. A node that was silent twice is still asked, in fewer and fewer rounds, but no round waits for it until
-    it answers, however late.
+    A round waits once for a node that has never answered, for as long as the caller allows. A node that has
+    answered is given ten times the usual answering time of this fleet, or three times its own, whichever is longer,
+    and at least a minute. After two silent rounds a node is still sent messages, in fewer and fewer rounds, but no
+    round waits for it until an answer arrives, however late.
 
     Parameters
     ----------
@@ -131,7 +132,7 @@ class ClientAvailability:
         return known is None or known.silence.attempts < _UNAWAITED
 
     def due(self, nodes: Iterable[int]) -> set[int]:
-        """Return the nodes that should be asked now; all of them if none is due."""
+        """Return the nodes to send a message to now; all of them if none is due."""
         every = set(nodes)
         silent = {node for node in every if not self._of(node).silence.is_due}
         return every - silent or every
@@ -145,7 +146,7 @@ class ClientAvailability:
         return self._nodes.get(node) or _Node()
 
     def least_seconds(self, node: int) -> float:
-        """Return the shortest time of a node's last answers, in seconds; 0 if it was never heard."""
+        """Return the shortest time of a node's last answers, in seconds; 0 if it has never answered."""
         known = self._nodes.get(node)
         return min(known.seconds, default=0.0) if known else 0.0
 
@@ -169,7 +170,7 @@ class ClientAvailability:
 def inner_times(times: Iterable[float]) -> list[float]:
     """Return the times in order, with the lowest and highest fifth replaced by the next inner value.
 
-    A few liars then determine neither the least nor the largest; see `fl_elastic.claims.outer`.
+    A few false claims then set neither the smallest nor the largest value; see `fl_elastic.claims.outer`.
 
     >>> inner_times([10.0, 1e-9, 30.0, 20.0, 1e15])
     [10.0, 10.0, 20.0, 30.0, 30.0]

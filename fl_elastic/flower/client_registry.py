@@ -29,9 +29,9 @@ from fl_elastic.update import Manifest, PartialUpdate
 
 _LOG = logging.getLogger("fl_elastic")
 _UNKNOWN = "unknown"
-# Seconds for which answers about capabilities are awaited.
+# Timeout in seconds for answers about capabilities.
 _PATIENCE_SECONDS = 120.0
-# Most rounds between two questions to a node that does not say what it can do.
+# Longest pause, in rounds, between two requests for the capabilities of a node that does not report them.
 _LONGEST_PAUSE = 64
 # Most groups whose importance is kept while the model's groups are not known.
 _MOST_GROUPS = 10_000
@@ -64,13 +64,13 @@ class FleetState:
 
     def __post_init__(self) -> None:
         if not all(0 <= value < math.inf for value in self.importance.values()):
-            raise ValueError("importance is not all numbers from 0")
+            raise ValueError("importance has scores that are negative or not finite")
         if not _SLOWEST <= self.rate <= 1:
-            raise ValueError(f"a rate of {self.rate} is not one that a server sends to clients")
+            raise ValueError(f"learning-rate factor {self.rate} is not from {_SLOWEST} to 1")
 
 
 class ClientRegistry:
-    """Keeps one record per client, and says what each client is asked in a round.
+    """Keeps what the server knows of each client, and makes each client's task for a round.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class ClientRegistry:
         self.groups: GroupNames | None = None
         self._ledger: CoverageLedger | None = None
         self._stored: CoverageState | None = None
-        # When a silent node is asked again for its capabilities.
+        # By node: when to ask for its capabilities again, if it has not reported them.
         self._silences: dict[int, Backoff] = {}
         # Local epochs for which each node was asked.
         self._epochs: dict[int, Any] = {}
@@ -108,7 +108,7 @@ class ClientRegistry:
         return self._ledger
 
     def serve(self, manifest: Manifest) -> None:
-        """Go on with a coverage ledger for this model: the present one, a stored one, or else a new one."""
+        """Set the served model: keep the coverage ledger if it is this model's, else restore one or begin anew."""
         if self._ledger is None or self._ledger.manifest.hash != manifest.hash:
             self._ledger = CoverageLedger(manifest)
             if self._stored is not None:
@@ -121,19 +121,19 @@ class ClientRegistry:
             }
 
     def meet(self, grid: Grid, config: ConfigRecord, chosen: Mapping[int, Message]) -> None:
-        """Ask nodes of unknown capabilities for them; those that do not answer are asked more and more rarely.
+        """Ask the connected nodes for capabilities that are not known yet.
 
-        A node whose number of epochs has changed is asked again, because its rounds now take another time.
+        A node that does not answer is asked less and less often. A node whose number of epochs has changed is asked
+        again, because its round time has changed.
 
         Parameters
         ----------
         grid : Grid
             Sends to all connected nodes.
         config : ConfigRecord
-            Config of the training messages; sent along with the question.
+            Config of the training messages; sent with the request.
         chosen : dict of int to Message
-            The round's messages by node; these nodes are sent the config of their own message in place of
-            ``config``.
+            The round's messages by node; these nodes get the config of their own message instead of ``config``.
         """
         if not self.config.needs_capabilities:
             return
@@ -190,7 +190,7 @@ class ClientRegistry:
     def try_to_ask(self, node: int) -> bool:
         """Return whether to ask a node of unknown capabilities in this round; call it once a round.
 
-        Each time that it is asked counts as failed until it answers, and lengthens the pause before the next time.
+        Every request counts as failed until the node answers, and lengthens the pause before the next one.
         """
         silence = self._silences.setdefault(node, Backoff(_LONGEST_PAUSE, tolerance=1))
         if not silence.is_due:
@@ -200,7 +200,7 @@ class ClientRegistry:
         return True
 
     def gather(self, nodes: Iterable[int]) -> Train:
-        """Return the training task of a round of these nodes, with its groups if the server chooses them."""
+        """Return the training task for a round with these nodes, with groups if the server chooses them."""
         deadline, names = self.deadline_seconds(), tuple[str, ...]()
         if self._planner is not None:
             cohort = [self.capabilities[node] for node in nodes if node in self.capabilities]
@@ -233,16 +233,16 @@ class ClientRegistry:
         self.learn(node, metrics, failure)
 
     def learn(self, node: int, metrics: Mapping[str, Any], failure: str = "") -> None:
-        """Note a node's claimed capabilities; log it if they make no sense or the node failed."""
+        """Record a node's claimed capabilities; log a warning if they are invalid or the node failed."""
         try:
             if failure:
                 raise UpdateError(failure)
             self.capabilities[node] = Capabilities.from_metrics(dict(metrics)).bounded(self.groups)
         except UpdateError as error:
-            _LOG.warning("node %s did not say what it can do: %s", node, one_line(str(error)))
+            _LOG.warning("node %s sent no valid capabilities: %s", node, one_line(str(error)))
 
     def task(self, kind: type[_Task], **settings: Any) -> _Task:
-        """Return a task about the model that the fleet has now."""
+        """Return a task for the model that the fleet has now."""
         model: dict[str, Any] = {
             "keep": self.config.sends_changes,
             "read": self.read,
@@ -268,10 +268,10 @@ class ClientRegistry:
         return self.config.deadline.among(times)
 
     def trained(self, node: int, update: PartialUpdate) -> dict[str, float]:
-        """Record what a node trained; return how often it trained each tensor in the rounds before.
+        """Record which tensors a node trained; return how often it trained each tensor in earlier rounds.
 
-        This round is not counted: it would make what the node trained look more probable than it is, and weights by
-        inverse probability too small.
+        This round is not counted, because it would overestimate the probability of the tensors that the node
+        trained, and make their inverse-probability weights too small.
         """
         assert self._ledger is not None
         known = self.capabilities.get(node)

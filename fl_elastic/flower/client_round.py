@@ -1,4 +1,4 @@
-"""What a client works on for one message: a model with the server's weights, batches for it, and settings."""
+"""A client's work for one message: the model with the server's weights, the batches, and the settings."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RoundData:
     keeps_features: ClassVar[bool] = False
     """Whether the batches are features already, so that no frozen prefix runs."""
     one_pass: ClassVar[bool] = False
-    """Whether a second pass over the batches would draw the same samples."""
+    """Whether a round makes only one pass, because a second one would draw the same samples."""
 
     def examples(self, *, of_server: bool = False) -> Iterable[Batch]:
         """Return batches that hold each example once; ``of_server`` restricts them to the server's classes."""
@@ -97,17 +97,17 @@ class RoundData:
         return sums
 
     def squares(self, compute: Callable[[LossFn], Squares]) -> Squares:
-        """Return ``compute(loss_fn)``, squared gradients, with a loss over the outputs of the server's model."""
+        """Return the squared gradients ``compute(loss_fn)``, for a loss over the outputs of the server's model."""
         return compute(squared_outputs)
 
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
-        """Finish a successful task, for which these data need nothing; return further metrics for the server."""
+        """Finish a successful task; return further metrics for the server. Data of loaders need neither."""
         return {}
 
 
 @dataclass(frozen=True, eq=False)
 class ClientRound:
-    """One task on one client: its settings as the task changes them, and what the work costs here.
+    """One task on one client: the client's settings as the task changes them, and the costs on this device.
 
     Attributes
     ----------
@@ -136,7 +136,8 @@ class ClientRound:
     def budget(self) -> Budget:
         """Budget of the task: with the server's deadline, unless the device's own is earlier.
 
-        Plans count bytes in fp32, so bandwidth and uplink are divided by the codec's share of these.
+        Plans count bytes in fp32, so bandwidth and uplink are divided by the codec's ``share``, its bytes per byte
+        of fp32.
         """
         own = self.client.budget
         limits = [
@@ -180,13 +181,13 @@ class ClientRound:
 
     @cached_property
     def options(self) -> TrainerOptions:
-        """The trainer's options; only training has a random seed for each round, and a proximal term."""
+        """The trainer's options; only for training do seed and proximal term depend on the server's config."""
         client, task = self.client, self.task
         said = self.config if isinstance(task, Train) else {}
         options = round_options(client.options, task)
         name = client.client_id or _fallback_id(self.data.batches)
         if task.kept_head:
-            # The server knows the head by its tensors' names in the state, which may differ from the module's name.
+            # The server names the head as in the model's state, which may differ from the module's name.
             kept = _module_name(self.data.model, task.kept_head)
             options = replace(options, part=replace(options.part, kept_head=kept))
         return replace(
@@ -213,14 +214,14 @@ class ClientRound:
 
     @cached_property
     def optimizer_fn(self) -> OptimizerFn:
-        """Makes the optimiser, with the server's settings if the task is to train."""
+        """Function that makes the optimiser, with the server's settings if the task is to train."""
         client, task = self.client, self.task
         if not isinstance(task, Train):
             return client.optimizer_fn
         return round_optimizer(client.optimizer_fn, task, self.config, client.configure)
 
     def batches(self, count: int = 1, of: Iterable[Batch] | None = None) -> list[Batch]:
-        """Return the first batches of ``of``, or of the training data."""
+        """Return the first ``count`` batches of ``of``, or of the training data."""
         loader = self.data.batches if of is None else of
         return first_batches(loader, count, model_device(self.data.model), self._counter)
 
@@ -277,7 +278,7 @@ def _fallback_id(loader: Iterable[Batch]) -> str:
     dataset = getattr(loader, "dataset", None)
     try:
         first = dataset[0] if dataset is not None else loader[0]  # type: ignore[index]
-    # A dataset may need what its workers are given first, and may then fail in any way.
+    # A dataset may rely on the initialisation of its loader's workers, and then fail here in any way.
     except Exception:
         return ""
     digest = hashlib.blake2b(digest_size=8)
@@ -300,14 +301,14 @@ def _module_name(model: nn.Module, layer: str) -> str:
 
 
 def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:
-    """Return a client's options with what the task says about the round; the seed is the client's own."""
+    """Return a client's options with the task's settings of the round; the seed is the client's own."""
     training, own = task if isinstance(task, Train) else Train(), options.part
     part = TrainablePart(
         cut=task.cut or own.cut,
         kept_head=task.kept_head or own.kept_head,
         keep_statistics=training.keep_statistics or own.keep_statistics,
     )
-    # If the server chooses the groups, everything is trained only when it says so.
+    # If the server chooses the groups, the client adds no full updates of its own.
     every = 0 if training.groups else options.full_update_every
     return replace(options, part=part, full_update_every=every)
 
@@ -333,7 +334,7 @@ def round_optimizer(
     optimizer_fn : callable
         Makes the client's optimiser.
     task : Train
-        Has the learning rate, or a factor of it.
+        Gives the learning rate, or a factor on the optimiser's own.
     config : mapping
         Config of the message, for ``configure``.
     configure : callable, optional
@@ -342,7 +343,7 @@ def round_optimizer(
     if configure is None and task.rate == 1.0 and task.lr is None:
         return optimizer_fn
 
-    # Keeps the signature, by which names of parameters are passed or not.
+    # Keeps the signature, which decides whether parameters are passed with their names.
     @wraps(optimizer_fn)
     def made(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = optimizer_fn(parameters)

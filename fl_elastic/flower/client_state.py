@@ -1,7 +1,7 @@
-"""What a client keeps from round to round: in memory, or, if each message has its own process, in a folder.
+"""State that a client keeps between rounds: in memory, or in a folder that outlives its process.
 
-The folder is ``client-ID`` in the client's ``state_dir``. Without one such a process keeps in Flower's context the
-importance of groups alone.
+The folder is ``client-ID`` in the client's ``state_dir``. Without a folder, a process that lives for one message
+keeps only the importance of groups, in Flower's context.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("fl_elastic")
-# Place in the state of Flower's context.
+# Names of the record and its entry in the state of Flower's context.
 _SELECTION, _STATE = "fl_elastic.selection", "state"
 
 
 # Profiles of clients without a folder: simulated clients are made anew for each message, in processes that stay.
-# The model is described in the key, because the profile key alone does not distinguish modules without parameters.
+# The key includes a description of the model, because the profile key does not distinguish modules without
+# parameters.
 _PROFILES: dict[tuple[ProfileKey, str], CostProfile] = {}
 _MOST_PROFILES = 16
 
@@ -66,15 +67,15 @@ def features_of_tests(path: Path) -> Path:
 
 
 class ClientState:
-    """What one client remembers about one model.
+    """State that one client keeps for one model.
 
-    Whatever is missing, damaged or of another model is computed anew. If the disk is full, nothing is kept and the
-    round goes on.
+    State that is missing, damaged or of another model is computed anew. If the disk is full, nothing is kept and
+    the round goes on.
 
     Parameters
     ----------
     directory : Path or None
-        The folder, made when something is kept; with None everything is held in memory.
+        The folder, made when it is first needed; with None everything is held in memory.
     manifest : Manifest
         Manifest of the model; files of several models may share the folder.
     profile : CostProfile, optional
@@ -83,7 +84,7 @@ class ClientState:
     Attributes
     ----------
     selection : SelectionState
-        Importance of groups and how long each was left out.
+        Importance of groups, and for how many rounds each was left out.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class ClientState:
         return self.directory / f"{name}-{self.manifest.hash}.{ending}"
 
     def moved(self, directory: Path | None) -> ClientState:
-        """Return what is remembered in another folder, with the costs that are known already."""
+        """Return the state kept in another folder, with the cost profile that is known already."""
         return ClientState(directory, self.manifest, self._profile)
 
     @property
@@ -179,17 +180,17 @@ class ClientState:
         said = kept.get(_STATE) if isinstance(kept, ConfigRecord) else None
         if self.selection.known or not isinstance(said, bytes):
             return
-        # Nobody else writes there; if somebody did, importance is computed anew.
+        # If another program wrote to this entry, it is ignored and importance is computed anew.
         with suppress(ArchiveError):
             self.selection = from_archive(SelectionState, archive_of(said, SELECTION))
 
     def forget_examples(self, request: str) -> None:
-        """Forget the policy's memory, and what the codec lost of updates: both may come from these examples.
+        """Delete the policy's memory and the codec's error: both may depend on examples that must be forgotten.
 
         Parameters
         ----------
         request : str
-            Digest of the examples. What updates lost through the codec is forgotten once for each digest.
+            Digest of the examples. The codec's error is deleted once for each digest.
         """
         self.selection.memory = NO_MEMORY
         path = self._path("feedback", "state")
@@ -197,9 +198,9 @@ class ClientState:
             self.feedback.forget(request)
 
     def keep_selection(self, *, wanted: bool = True) -> None:
-        """Keep the importance of groups, and for how long each was left out.
+        """Keep the importance of groups, and for how many rounds each was left out.
 
-        No file is made if the policy does not want it (``wanted``) and nothing is remembered.
+        No file is made if the policy does not need it (``wanted`` is False) and there is nothing to keep.
         """
         path = self._path("selection", "state")
         try:
@@ -211,7 +212,7 @@ class ClientState:
 
     @property
     def feedback(self) -> ErrorFeedback:
-        """What earlier updates lost through the codec."""
+        """The error that a lossy codec made in earlier updates."""
         if self._feedback is None:
             # Imported here: lossless codecs do not need it.
             from fl_elastic.update.feedback import ErrorFeedback
@@ -225,7 +226,7 @@ class ClientState:
         return self._feedback
 
     def encoded(self, update: PartialUpdate, codec: str) -> bytes:
-        """Return the packed update, corrected by what earlier updates lost if the codec is lossy."""
+        """Return the packed update; with a lossy codec, after adding the error of earlier updates."""
         if not CODECS.make(codec).lossy:
             return encode(update, self.manifest, codec)
         corrected = self.feedback.corrected(update)
@@ -267,8 +268,8 @@ class ClientState:
         model : nn.Module
             The model here.
         names : sequence of str, optional
-            Names under which the server sent the arrays. Names that are numbers from 0 say nothing, others must be
-            the model's.
+            Names under which the server sent the arrays. The names ``0``, ``1`` and so on are ignored; any others
+            must be those of the model, in order.
 
         Raises
         ------
@@ -316,7 +317,7 @@ class ClientState:
             )
 
     def go_by(self, manifest: Manifest) -> None:
-        """Use another manifest from now on, with what is remembered for it."""
+        """Use another manifest from now on, with the state that is kept for it."""
         another = manifest.hash != self.manifest.hash
         self.manifest = manifest
         if another:

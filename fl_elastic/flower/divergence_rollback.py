@@ -15,9 +15,9 @@ from fl_elastic.update.manifest import WeightDict
 
 # Number of rounds whose losses are remembered.
 _REMEMBERED = 5
-# Share of the first round's loss that is added to what counts as a jump.
+# Share of the first round's loss that is added to the threshold for a jump.
 _MARGIN = 0.1
-# Factor and lower bound of the rate limit at rollbacks, and good rounds after which it grows again.
+# Factor on the rate limit at a rollback, its lower bound, and the number of good rounds after which it grows again.
 _SHRINK, _LEAST, _RECOVERY = 0.5, 0.25, 10
 
 
@@ -53,14 +53,14 @@ class DivergenceRollback:
     Clients report the mean loss of their training, which begins at the model that they received. If the lower
     median over a round's clients exceeds twice the largest loss of the last five rounds plus a tenth of the first
     round's loss, the server's last step was bad: its rate was too large, or the merge poisoned. The run then goes
-    on from the model before that step. After a rollback there is nothing to go back to, so the next round is not
-    judged: liars who claim large losses can delay a run but not stop it.
+    on from the model before that step. After a rollback there is no earlier model, so the next round is not judged:
+    clients that falsely claim large losses can delay a run but not stop it.
 
     Attributes
     ----------
     rate_limit : float
-        Largest length of a round's step relative to its clients' steps: infinite at first, 1 after a rollback, half
-        as large after each further one, at least a quarter; doubled, up to 1, after each ten good rounds.
+        Largest norm of the server's step relative to the merged change of the clients: infinite at first, 1 after a
+        rollback, halved at each further one down to a quarter; doubled, up to 1, after every ten good rounds.
 
     Examples
     --------

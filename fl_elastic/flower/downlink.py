@@ -75,7 +75,7 @@ class ChangeLog:
         self.versions.append(version)
 
     def amend(self, old: Weights, new: Weights) -> None:
-        """Record the changes between two models of the last recorded version, the first of which nobody holds."""
+        """Record a change of the model within the last recorded version; no client may hold the ``old`` model."""
         for name, array in new.items():
             if name not in old or not _same_bits(old[name], array):
                 self.changed[name] = self.versions[-1]
@@ -112,7 +112,7 @@ def check_downlink_codec(codec: str) -> None:
     """Raise SettingError for a codec that cannot encode a model."""
     if not CODECS.make(codec).for_weights:
         raise SettingError(
-            f"codec {codec!r} writes updates only: send models as fp32, fp16 or bf16"
+            f"codec {codec!r} encodes updates only: send models as fp32, fp16 or bf16"
         )
 
 
@@ -131,7 +131,7 @@ class Downlink:
     Raises
     ------
     SettingError
-        If the codec is unknown, or writes updates only.
+        If the codec is unknown, or encodes updates only.
     """
 
     def __init__(self, codec: str, *, changes_only: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Collect evaluations: read and check the replies, and bound what clients claim."""
+"""Collect evaluations: read and check the replies, and bound the numbers that clients claim."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fl_elastic.flower.stock_clients import RAISED, StockClients, evaluation_of
 
 _LOG = logging.getLogger("fl_elastic")
 _ACCURACY = "accuracy"
-# A client's examples count for at most this multiple of the largest number, without the top fifth of the clients.
+# Limit on a client's number of examples, as a multiple of the largest number outside the top fifth of the clients.
 _EXAMPLES = 2.0
 # No number may lie further from the others' than this multiple of their size or range.
 _BEYOND = 1000.0
@@ -29,7 +29,7 @@ _BEYOND = 1000.0
 def asked_again(
     replies: Iterable[Message], packer: MessagePacker, stock: StockClients
 ) -> list[Message]:
-    """Return the replies; nodes that could not read the packed model are sent a plain one and answer again.
+    """Return the replies, after sending a plain model to the nodes that failed on the packed one.
 
     Parameters
     ----------
@@ -51,8 +51,7 @@ def asked_again(
             kept.append(message)
     for answer in packer.whole_again(failed):
         node = answer.metadata.src_node_id
-        # A node that fails again is left with its first error; of its answers to the plain one, only the first
-        # counts.
+        # If a node fails again, its first error is kept. Only its first answer to the plain model counts.
         first = failed.pop(node, None)
         if first is None:
             continue
@@ -106,7 +105,7 @@ def believed(
     for node, each in kept.items():
         if each.num_examples < read[node].num_examples:
             _LOG.info(
-                "evaluation by node %s: %s examples count as %s, twice the largest number of most others",
+                "evaluation by node %s: %s examples count as %s, twice the largest number that most clients have",
                 node, read[node].num_examples, each.num_examples,
             )  # fmt: skip
     said = [{**_numbers(each), weight_key: each.num_examples} for each in kept.values()]
@@ -128,10 +127,10 @@ def _leave_out(node: int, reason: str) -> None:
 def believable(
     replies: Mapping[int, EvaluateReply],
 ) -> tuple[dict[int, EvaluateReply], dict[int, str]]:
-    """Return the plausible evaluations by node, with bounded counts, and why the others are not plausible.
+    """Return the plausible evaluations by node, with bounded counts, and the reason for each implausible one.
 
-    An accuracy must be between 0 and 1, unless most of the others are not either. No number may be further from the
-    others' than a thousand times their size or range. With one or two clients everything is believed.
+    An accuracy must be between 0 and 1, unless most accuracies are not. No number may be further from the others'
+    than a thousand times their size or range. With one or two clients every evaluation counts as plausible.
 
     Parameters
     ----------
@@ -167,7 +166,8 @@ def believable(
         for node, value in of.items():
             if not inner[0] - room <= value <= inner[-1] + room:
                 left.setdefault(
-                    node, f"{name} is {value:.4g}, that of most {inner[0]:.4g} to {inner[-1]:.4g}"
+                    node,
+                    f"{name} is {value:.4g}, most clients report {inner[0]:.4g} to {inner[-1]:.4g}",
                 )
     most = int(_EXAMPLES * inner_times([float(each.num_examples) for each in replies.values()])[-1])
     kept = {

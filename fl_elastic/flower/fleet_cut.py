@@ -1,4 +1,4 @@
-"""The fleet's cut, below which no client trains and which the server chooses; and what clients say is frozen."""
+"""The fleet's cut, below which no client trains; and the clients' consensus on which parameters are frozen."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.update import Manifest
 
 _LOG = logging.getLogger("fl_elastic")
-# Rounds between two decisions about a moving cut if the head is not solved for again and again.
+# Rounds between two votes on a moving cut if the head is not solved for repeatedly.
 _EVERY = 5
-# Share and least number of the fastest clients that are asked; of all clients one in this many may lie.
+# Share of a round's clients, the fastest ones, that vote on the cut.
 _ASKED_SHARE = 1 / 3
-# Digits and separator of an index in a client's statement, at most.
+# Largest number of characters that an index and its separator take in a client's list.
 _LONGEST_INDEX = 8
 
 
 class FleetCut:
-    """Where the cut lies, and when clients are asked where it should lie.
+    """The fleet's cut, and the vote by which clients choose it.
 
-    Each client says what training down to each place would gain in the same time (`fl_elastic.training.cut_worth`),
-    and has one vote, for the place with the largest gain. The median of the voted places, in the order of the
-    model, decides; of two medians the one nearer to the loss is taken, and most clients have to gain by the cut.
-    So a few liars do not put the cut beyond what others vote for. A cut stays where it is: a move would make every
-    client compute its features anew. While there is none, clients are asked again every ``solve_every`` rounds.
+    Each client reports the gain of training down to each place in the same time (`fl_elastic.training.cut_worth`);
+    the place with its largest gain is its vote. The cut is the median of the votes in the order of the model (of
+    two medians, the one nearer to the loss), provided that most clients gain there. So a few false votes cannot
+    move it beyond the places that other clients vote for. Once chosen, the cut stays, because a move would make
+    every client compute its features anew. Until then, clients vote every ``solve_every`` rounds.
 
     Parameters
     ----------
     config : RoundConfig
-        Says whether there is a cut, and whether the server chooses it.
+        Its ``cut`` is none, a fixed group, or chosen by vote ("moving").
 
     Attributes
     ----------
@@ -51,24 +51,25 @@ class FleetCut:
         self._every = config.solve_every or _EVERY
 
     def due(self, server_round: int) -> bool:
-        """Return whether clients are asked before this round.
+        """Return whether clients vote before this round.
 
-        Until there is a cut, they are asked before round 1 and then every ``solve_every`` rounds; with 0, every 5.
+        Until there is a cut, they vote before round 1 and then every ``solve_every`` rounds; with 0, every 5.
         """
         open_yet = self._chosen_here and not self.group
         return open_yet and (server_round - 1) % self._every == 0
 
     def decide(self, shares: Sequence[Mapping[str, float]]) -> bool:
-        """Put the cut where most is gained by the median of the votes; return whether a place gains anything.
+        """Put the cut at the median of the votes; return False if nobody votes or most clients gain nothing there.
 
         Parameters
         ----------
         shares : sequence of mapping of str to float
-            For each client that answered: worth of each place, nearest to the loss first, as shares of their sum.
+            For each client that answered: the gain at each place, nearest to the loss first, as shares of their
+            sum.
         """
         votes = [max(sorted(share), key=share.__getitem__) for share in shares if share]
         if not votes:
-            _LOG.warning("no client said what cuts are worth: there is no cut")
+            _LOG.warning("no client reported the gain of any cut: there is no cut")
             return False
         votes.sort(key=lambda name: (_depth(name, shares), name))
         best = votes[(len(votes) - 1) // 2]
@@ -85,9 +86,9 @@ class FleetCut:
 
 
 def voters(nodes: int) -> int:
-    """Return how many of the fastest clients are asked what cuts are worth.
+    """Return how many of the fastest clients vote on the cut.
 
-    A fifth of all clients may falsely claim to be fast: they are then no majority of those asked.
+    Even if a fifth of all clients falsely claim to be fast, they are no majority of the voters.
 
     >>> [voters(nodes) for nodes in (1, 4, 5, 10, 30)]
     [3, 3, 3, 5, 13]
@@ -102,10 +103,10 @@ def _depth(name: str, shares: Sequence[Mapping[str, float]]) -> float:
 
 
 class FrozenConsensus:
-    """Learns from a round's clients which parameters may be trained, because the server has no graph of the model.
+    """Determines from a round's replies which parameters may be trained, as the server has no graph of the model.
 
-    The statement made by more than half of the clients counts, so that a single client changes nothing. Without
-    such a majority no parameter is held back.
+    A list of parameters counts if more than half of the clients send it, so that a single client changes nothing.
+    Without such a majority every parameter may be trained.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ class FrozenConsensus:
         self._clients = 0
 
     def hear(self, text: object) -> None:
-        """Count a client's statement: the indices of the parameters that may be trained, as JSON."""
+        """Count a client's report: the indices of the parameters that may be trained, as JSON."""
         self._clients += 1
         count = len(self._manifest)
         if not isinstance(text, str) or len(text) > _LONGEST_INDEX * (count + 1):
@@ -134,7 +135,7 @@ class FrozenConsensus:
     def put_back(
         self, weights: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Return ``weights`` with the tensors of ``before`` where the clients' majority may not train.
+        """Return ``weights`` with the value in ``before`` for every tensor that may not be trained.
 
         Clients list parameters only, so buffers, such as running statistics, are always those of ``before``.
         """
@@ -149,6 +150,6 @@ class FrozenConsensus:
         names = self._manifest.names
         if 2 * votes <= self._clients:
             if self._clients:
-                _LOG.warning("clients do not agree on what lies above the fleet's cut")
+                _LOG.warning("clients do not agree on which parameters lie above the fleet's cut")
             return frozenset(names)
         return frozenset(names[index] for index in said)

@@ -64,12 +64,12 @@ class ForgetRequest:
         return cls(examples)
 
     def with_ids(self, loader: Iterable[Batch], ids: Iterable[int]) -> ForgetRequest:
-        """Return a request that takes more examples out of ``loader``; itself if there are no ids.
+        """Return a request that also takes these examples out of ``loader``; this request if there are no ids.
 
         Raises
         ------
         TrainingError
-            As `parted` does.
+            See `parted`.
         """
         numbers, whole = numbers_of(ids), loader
         if not numbers:
@@ -81,7 +81,7 @@ class ForgetRequest:
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything that the server has not forgotten yet."""
+        """Whether there are examples that the server has not confirmed as forgotten."""
         return self.examples is not None and not self.met
 
     def digest(self, client: str) -> str:
@@ -89,12 +89,12 @@ class ForgetRequest:
         if not self._digest:
             from fl_elastic.methods.dampening.forget import digest_of
 
-            # Compared with None: the truth value of a loader is that of its length, which it may not know.
+            # Compared with None, because the truth value of a loader calls ``len``, which may raise an error.
             self._digest = digest_of(() if self.examples is None else self.examples, client)
         return self._digest
 
     def confirm(self, client: str, forgotten: str) -> None:
-        """Note which request of a client the server has met, by its digest; empty for none."""
+        """Mark this request as met if the server's answer ``forgotten`` is its digest; empty if it met none."""
         if self.pending and forgotten == self.digest(client):
             self.met = True
             _LOG.info("the server's model was made to forget the examples of %s", forgotten)
@@ -106,7 +106,7 @@ _OTHERWISE = (
 
 
 def parted(loader: Iterable[Batch], ids: Iterable[int]) -> tuple[Iterable[Batch], Iterable[Batch]]:
-    """Return a loader of all examples except those in ``ids``, and a loader of those.
+    """Return a loader of the examples that are not in ``ids``, and a loader of the examples that are.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def parted(loader: Iterable[Batch], ids: Iterable[int]) -> tuple[Iterable[Batch]
     Raises
     ------
     TrainingError
-        If an id is not one of an example, nothing would be left, or the loader does not say which examples it
+        If an id belongs to no example, no example would be left, or the loader does not tell which examples it
         reads.
 
     Examples
@@ -155,12 +155,12 @@ def parted(loader: Iterable[Batch], ids: Iterable[int]) -> tuple[Iterable[Batch]
 
 
 def numbers_of(ids: Iterable[int]) -> frozenset[int]:
-    """Return the numbers of examples as plain integers; they may be numpy's, or tensors.
+    """Return the numbers of examples as plain integers; they may be integers of numpy, or tensors.
 
     Raises
     ------
     TrainingError
-        If they are no integers, or no list.
+        If ``ids`` is not a list, or holds anything but integers.
 
     Examples
     --------
@@ -201,7 +201,9 @@ def _rows(batch: Batch) -> int:
     except ModelError:
         fits = False
     if not fits:
-        raise TrainingError(f"examples do not come first in these batches: {_OTHERWISE}")
+        raise TrainingError(
+            f"the first dimension of these batches is not that of examples: {_OTHERWISE}"
+        )
     return size
 
 
@@ -217,7 +219,9 @@ def _numbered(loader: Iterable[Batch]) -> Any:
     random = type(sampler) is RandomSampler and not sampler.replacement
     once = type(sampler) is SequentialSampler or (random and sampler.num_samples == len(dataset))
     if not once:
-        raise TrainingError(f"a {type(sampler).__name__} draws by numbers of its own: {_OTHERWISE}")
+        raise TrainingError(
+            f"a {type(sampler).__name__} may not draw each example once: {_OTHERWISE}"
+        )
     return dataset
 
 

@@ -27,14 +27,14 @@ from fl_elastic.update.manifest import Manifest, WeightDict
 _LOG = logging.getLogger("fl_elastic")
 _REQUEST = re.compile(r"[0-9a-f]{16,64}")
 _MOST_REMEMBERED = 10_000
-# Squares, and numbers of examples, larger than this multiple of the usual are cut down to it.
+# Squared gradients, and numbers of examples, above this multiple of the median are scaled down to it.
 _UNUSUAL = 10.0
 # Attempts per request: for each attempt all clients pass over all of their examples.
 _ATTEMPTS = 3
 _LONGEST_WAIT = 64
 _SQUARES = "squares of gradients"
-# A loss may double, and then grow by this share of the usual loss and by this number.
-_MARGIN, _NOTHING = 0.1, 0.1
+# A loss may double, and beyond that grow by this share of the median loss and by this constant.
+_MARGIN, _CONSTANT = 0.1, 0.1
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class TriedRequests:
     rounds : dict of str to int
         By digest, the round after which a request was met; 0 if it cannot be met.
     failures : dict of str to int
-        By digest, how often a client did not send what its request needs.
+        By digest, how often a client did not send the squared gradients that its request needs.
     waits : dict of int to (int, int)
-        By node, how many of its requests were taken up, and in how many rounds its next one may be.
+        By node, how many of its requests were taken up, and the number of rounds until the next one may be.
     """
 
     rounds: dict[str, int]
@@ -60,9 +60,9 @@ class ForgetRequests:
     """Which nodes want examples forgotten, and which of these requests were met.
 
     A request is a digest of the examples, which stay with the client. A request that was met, or cannot be met, is
-    never taken up again. A request whose client did not send what is needed is tried a few times. Every request
-    makes all clients pass over their data, so after each request a node has to wait twice as many rounds for the
-    next one.
+    never taken up again. A request whose client did not send the squared gradients for it is tried a few times.
+    Every request makes all clients pass over their data, so after each one a node has to wait twice as many rounds
+    for its next.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class ForgetRequests:
             self._wants[node] = request
 
     def open_of(self, nodes: Iterable[int]) -> dict[int, str]:
-        """Return the untried requests of these nodes, without those of nodes that have to wait."""
+        """Return the untried requests of these nodes, except for nodes that have to wait."""
         wanted = {node: self._wants[node] for node in nodes if node in self._wants}
         return {
             node: request
@@ -109,7 +109,7 @@ class ForgetRequests:
             self._tried.pop(next(iter(self._tried)))
 
     def failed(self, requests: Mapping[int, str]) -> None:
-        """Note that clients did not send what their requests need; they may do so in a later round."""
+        """Note that clients did not send the squared gradients for their requests; a later round may try again."""
         self._failures.update(requests.values())
         self.tried(
             {n: request for n, request in requests.items() if self._failures[request] >= _ATTEMPTS},
@@ -133,7 +133,7 @@ class ForgetRequests:
             )
 
     def to_state(self) -> TriedRequests:
-        """Return the state to be stored: which requests were tried, and how often. Nodes repeat what they want."""
+        """Return the state to be stored: which requests were tried, and how often. Nodes repeat their requests."""
         waits = {node: (backoff.attempts, backoff.left) for node, backoff in self._waits.items()}
         return TriedRequests(dict(self._tried), dict(self._failures), waits)
 
@@ -164,11 +164,12 @@ def dampened(
     requests: Mapping[int, str],
     alpha: float | None,
 ) -> tuple[WeightDict, dict[int, int]]:
-    """Return the model with smaller weights where forgotten examples matter, and the examples forgotten by node.
+    """Return the dampened model, and for each node the number of its examples that were forgotten.
 
-    The second result has for each node the number of its forgotten examples: 0 if they are too many to forget, no
-    entry if the node did not send what is needed. Replies that are damaged, or of other parameters than most, are
-    left out and logged. Sums that are far larger than usual are scaled down to a bound.
+    Weights that matter to the forgotten examples are made smaller. A node's number is 0 if its examples are too
+    many to forget; a node that did not send squared gradients for its request has no entry. Replies that are
+    damaged, or of other parameters than most, are left out and logged. Sums far larger than usual are scaled down
+    to a bound.
 
     Parameters
     ----------
@@ -191,7 +192,7 @@ def dampened(
         list(_read(replies, manifest, limits, record)),
         lambda sent: frozenset(sent.everything.sums),
         lambda sent: record.leave_out(
-            sent.node, "they are of other parameters than the others send", _SQUARES
+            sent.node, "they are of other parameters than those of most clients", _SQUARES
         ),
     )
     found = _usual(found)
@@ -200,14 +201,14 @@ def dampened(
     wanted = {node: each for node, each in sent_by.items() if each is not None}
     came = dict.fromkeys(wanted, 0)
     examples = sum(sent.everything.examples for sent in found)
-    # An alpha derived from the share of forgotten examples needs examples of somebody else.
+    # Alpha is derived from the share of forgotten examples, so other examples have to remain.
     while (
         wanted and (alpha or 1.0) * sum(request.examples for request in wanted.values()) >= examples
     ):
         # A client that wants too much forgotten does not keep the others' examples from being forgotten.
         most = max(wanted, key=lambda node: (wanted[node].examples, node))
         _LOG.warning(
-            "round %s: node %s wants %d of %d examples forgotten, too many to tell what matters to them more",
+            "round %s: node %s wants %d of %d examples forgotten, too many to find the weights that matter to them",
             record.server_round, most, wanted.pop(most).examples, examples,
         )  # fmt: skip
     if not wanted:
@@ -229,7 +230,7 @@ def dampened(
     )  # fmt: skip
     new = dict(weights)
     for name, factor in factors.items():
-        # At least in fp32; weights in double precision keep all their digits.
+        # Multiplied in fp32 or higher precision, so that double-precision weights keep their digits.
         new[name] = np.asarray(weights[name] * factor, weights[name].dtype)
     return new, came
 
@@ -254,7 +255,7 @@ def why_not_kept(before: Mapping[int, float], after: Mapping[int, float]) -> str
     worse = [
         node
         for node in known
-        if after[node] > before[node] + abs(before[node]) + _MARGIN * usual + _NOTHING
+        if after[node] > before[node] + abs(before[node]) + _MARGIN * usual + _CONSTANT
     ]
     if 2 * len(worse) <= len(known):
         return ""
@@ -274,7 +275,7 @@ def _read(
 
 
 def _usual(found: list[_Sent]) -> list[_Sent]:
-    """Return the replies, bounded so that none counts for many times more than the others."""
+    """Return the replies, with sums and counts of each bounded by a multiple of the median."""
     if len(found) < FEWEST:
         return found
     size = _UNUSUAL * median(sent.everything.mean for sent in found)

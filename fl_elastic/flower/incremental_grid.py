@@ -1,4 +1,4 @@
-"""A grid that yields each reply when it arrives, so that it can be merged and dropped, until a user stops it."""
+"""A grid that yields each reply as it arrives, so that it can be merged and dropped at once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fl_elastic.flower.client_availability import ClientAvailability
 
 _LOG = logging.getLogger("fl_elastic")
 FORGET_AFTER = 5
-"""Number of rounds after which a late reply is no longer looked for."""
+"""Number of rounds after which the grid no longer polls for a late reply."""
 # Node id under which Flower's SuperLink answers in place of nodes.
 _SUPERLINK = 1
-# Seconds between two looks for replies: at first, at the most, and the factor by which they grow.
+# Seconds between two polls for replies: the first and the longest interval, and the growth factor.
 _SHORTEST_WAIT, _LONGEST_WAIT, _BACK_OFF = 0.02, 0.5, 1.5
 
 
@@ -62,7 +62,7 @@ class GridWrapper(Grid):
         return self.inner.get_node_ids()
 
     def get_nodes(self) -> Iterable[Any]:
-        """Return what the inner grid knows of the nodes."""
+        """Return the inner grid's information on the nodes of `get_node_ids`."""
         known = {get_node.node_id: get_node for get_node in self.inner.get_nodes()}
         return [known[node] for node in self.get_node_ids() if node in known]
 
@@ -89,7 +89,7 @@ class GridWrapper(Grid):
 
 @dataclass
 class _Sent:
-    """A message without a reply: its node, when it was sent, and for how many more rounds to look for the reply."""
+    """A message without a reply: its node, when it was sent, and for how many more rounds to poll for the reply."""
 
     node: int
     since: float
@@ -114,8 +114,8 @@ class IncrementalGrid(GridWrapper):
     stop : threading.Event, optional
         When it is set, waiting for replies ends with `Interrupted`.
     listener : ClientAvailability, optional
-        Is told who answered after how many seconds, and decides for whom a round waits. Without one a round waits
-        for all.
+        Records which node answered after how many seconds, and decides for which nodes a round waits. Without it a
+        round waits for all.
     """
 
     streams = True
@@ -174,7 +174,7 @@ class IncrementalGrid(GridWrapper):
         awaited = self._awaited(waiting)
         over = False
         try:
-            # Look once more when time is up: what arrived while others were merged was in time.
+            # Poll once more when time is up: replies that arrived while others were merged were in time.
             while awaited and not over:
                 if self._stop.is_set():
                     raise Interrupted
@@ -217,7 +217,7 @@ class IncrementalGrid(GridWrapper):
         return found or set(waiting)
 
     def _hear(self, message: Message, sent: _Sent) -> None:
-        """Tell the listener who answered; an error that the SuperLink reports is not an answer of the node."""
+        """Report an answer to the listener; an error that the SuperLink reports is not an answer of the node."""
         if message.has_error() and message.metadata.src_node_id == _SUPERLINK:
             message.metadata.__dict__["_src_node_id"] = sent.node
         elif self._listener is not None:
@@ -225,7 +225,7 @@ class IncrementalGrid(GridWrapper):
             self._listener.heard(sent.node, took if sent.training else None)
 
     def _remember(self, missing: Mapping[str, _Sent]) -> None:
-        """Remember missing replies for later rounds; those of earlier rounds are remembered for one round less."""
+        """Keep missing replies for later rounds, and drop those that have been missing for too many rounds."""
         for identity, sent in list(self._outstanding.items()):
             sent.rounds -= 1
             if sent.rounds < 1:
@@ -239,11 +239,11 @@ class IncrementalGrid(GridWrapper):
 def incremental(grid: Grid, strategy: object) -> Iterator[Grid]:
     """Yield a grid that streams replies to ``strategy`` for as long as the strategy waits.
 
-    A grid that already streams is yielded as it is, as is any grid under a strategy that may need all replies at
-    once. For a wrapper strategy of Flower's the patience of the wrapped strategy counts. A streaming grid with an
-    attribute ``patience``, because it keeps its own time, has the strategy's patience inside the block and its own
-    again afterwards, because the next strategy on the same grid waits for a time of its own. Such a grid drops late
-    updates, which is logged.
+    The grid itself is yielded if it already streams, or if the strategy may need all replies at once. Under a
+    wrapper strategy of Flower's the patience is that of the wrapped strategy. A streaming grid that measures time
+    itself has an attribute ``patience``: inside the block this is the strategy's patience; afterwards the grid's
+    own is restored, because another strategy may use the grid next. Such a grid drops late updates, which is
+    logged.
     """
     inside: Any = strategy
     while inside is not None and not hasattr(inside, "merges_late"):
@@ -272,7 +272,7 @@ def incremental(grid: Grid, strategy: object) -> Iterator[Grid]:
 
 
 def collecting(grid: Grid) -> Grid:
-    """Return the grid that collects all replies and does not record times."""
+    """Return a grid that waits for all replies and does not record times: the inner one of an `IncrementalGrid`."""
     return grid.inner if isinstance(grid, IncrementalGrid) else grid
 
 

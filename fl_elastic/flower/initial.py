@@ -1,4 +1,4 @@
-"""The arrays that a server begins with."""
+"""The initial arrays of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that a strategy keeps in its attributes, in the form in which a checkpoint holds them, and back."""
+"""Convert the values of a strategy's attributes to the form that a checkpoint stores, and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class NotKeptError(Exception):
 def state_of(value: Any) -> Any:
     """Return the state of a random generator, a torch parameter, or an object with ``state_dict``; None otherwise.
 
-    Privacy accountants and torch's optimisers have it. Models are left out: a teacher does not change and is large.
+    Privacy accountants and torch's optimisers have ``state_dict``. Models have it too but are left out, because a
+    model in an attribute, such as a teacher for distillation, is large and does not change.
 
     >>> state_of(0.5) is None
     True
@@ -39,7 +40,7 @@ def state_of(value: Any) -> Any:
         return value.getstate()
     if _is_parameter(value):
         return value.detach()
-    return value.state_dict() if _says_its_state(value) else None
+    return value.state_dict() if _has_state_dict(value) else None
 
 
 def set_state(value: Any, state: Any) -> None:
@@ -67,23 +68,23 @@ def _is_parameter(value: object) -> bool:
     return torch is not None and isinstance(value, torch.nn.Parameter)
 
 
-def _says_its_state(value: Any) -> bool:
+def _has_state_dict(value: Any) -> bool:
     owns = all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
     return owns and not isinstance(value, type) and not hasattr(value, "named_parameters")
 
 
 def to_fact(value: Any, arrays: dict[str, NDArray[Any]], place: str = "") -> Any:
-    """Return what JSON can hold of a value, and add its arrays to ``arrays``.
+    """Return a value in a form that JSON can hold, and add its arrays to ``arrays``.
 
     Parameters
     ----------
     value : object
-        A number, truth value, text, None, array, tensor, an object of which `state_of` knows the state, or a list,
-        tuple, set, deque, dict or record of metrics or settings of these.
+        A number, truth value, text, None, array, tensor, an object with a state (`state_of`), or a list, tuple,
+        set, deque, dict, MetricRecord or ConfigRecord of these.
     arrays : dict of str to ndarray
         Gets the arrays.
     place : str
-        Name of the value among the arrays.
+        Prefix of the names of the value's arrays in ``arrays``.
 
     Raises
     ------
@@ -128,12 +129,12 @@ def to_fact(value: Any, arrays: dict[str, NDArray[Any]], place: str = "") -> Any
 
 
 def from_fact(fact: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return the value of which `to_fact` made this fact; of an object, its state.
+    """Return the value that `to_fact` converted; for an object with a state, that state.
 
     Raises
     ------
     ValueError, KeyError, TypeError
-        If no value has this fact.
+        If `to_fact` returns this for no value.
     """
     if not isinstance(fact, dict):
         return fact
@@ -156,7 +157,7 @@ def from_fact(fact: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def form_of(fact: Any) -> str:
-    """Return the kind of a value: an attribute that holds a value of one kind is given no other.
+    """Return the kind of a value; a checkpoint may replace an attribute's value only by one of the same kind.
 
     >>> form_of(True), form_of(0.5), form_of("x"), form_of({"list": []})
     ('number', 'number', 'str', 'list')
@@ -168,7 +169,7 @@ def form_of(fact: Any) -> str:
 
 
 def _array(value: Any) -> NDArray[Any] | None:
-    """Return an array, or a tensor as one; None for anything else, as a tensor that is part of a graph."""
+    """Return an array, or a tensor without gradient as an array; None for any other value."""
     if type(value) is np.ndarray:
         return value
     torch = sys.modules.get("torch")
@@ -181,7 +182,7 @@ def _tensor(array: NDArray[Any], dtype: str, device: str) -> Any:
 
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
-        raise ValueError(f"{dtype[:40]!r} is no type of a tensor")
+        raise ValueError(f"{dtype[:40]!r} is not a dtype of torch")
     try:
         return torch.tensor(array, dtype=kind, device=device)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Metrics that clients report: which of them a server believes, and their means over clients."""
+"""Metrics that clients report: which of them a server accepts, and their means over clients."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from flwr.app import MetricRecord, RecordDict
 from fl_elastic.errors import UpdateError
 
 _LOG = logging.getLogger("fl_elastic")
-# Bounds: number of metrics, length of a name; how many of those left out are named, and how much of each name.
+# Limits: number of metrics, characters of a name; number of left-out metrics in a message, characters shown of
+# each.
 _MOST, _LONGEST, _NAMED, _SHOWN = 256, 200, 5, 60
-# Names that the metrics of a round's clients may have together.
+# Largest number of different metric names in one round.
 _MOST_TOGETHER = 512
-# Prefix of what clients and servers of the library tell each other.
+# Prefix of the library's own entries in replies.
 _OWN = "fl_elastic."
-# Names under which every evaluation has its mean of `loss_fn` and its number of examples.
+# Names of the mean loss and the number of examples, which every evaluation has.
 _OF_A_REPLY = ("loss", "num-examples")
-# Texts of a fit's report and of a device's capabilities.
+# Entries with text values, of a fit's report and of a device's capabilities.
 _TEXTS = ("based-on", "device", "group-costs")
 _BEYOND = 1e308
 
@@ -77,7 +78,7 @@ def refuse_metrics(metrics: Mapping[str, Any]) -> None:
 
 
 def warn_of_left_out(metrics: Mapping[str, Any]) -> None:
-    """Log the metrics that a server will not believe."""
+    """Log the metrics that a server will leave out."""
     left = left_out_of(metrics)
     if left:
         _LOG.warning("the server will leave metrics out: %s", left)
@@ -106,9 +107,9 @@ def _is_number(value: object) -> bool:
 def completed_metrics(contents: list[RecordDict], weighted_by: str) -> list[RecordDict]:
     """Give every client all metrics that any client sent, because Flower ends the run over unequal keys.
 
-    A client without a metric gets the weighted mean over those that sent it, so that the weighted mean over all
-    clients does not change. Every client also gets NAME-clients, the number of clients that sent it. Of more than
-    512 names, those that most clients sent are kept.
+    A client without a metric gets the weighted mean over the clients that sent it, so that the weighted mean over
+    all clients does not change. For such a metric every client also gets NAME-clients, the number of clients that
+    sent it. If there are more than 512 names, those that most clients sent are kept.
 
     Examples
     --------
@@ -124,7 +125,7 @@ def completed_metrics(contents: list[RecordDict], weighted_by: str) -> list[Reco
     ranked = sorted(having, key=lambda name: -having[name])
     if len(ranked) > _MOST_TOGETHER:
         _LOG.warning(
-            "%s metrics that few clients sent are left out, as %s",
+            "%s metrics that few clients sent are left out, such as %s",
             len(ranked) - _MOST_TOGETHER, ", ".join(ranked[_MOST_TOGETHER:][:3]),
         )  # fmt: skip
     filled: dict[str, Any] = {}

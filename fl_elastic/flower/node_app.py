@@ -58,10 +58,10 @@ def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
     Around the work of `elastic_client_app`, it does the following for each message:
 
     - keeps a log and, for each round, a line of a journal in the node's state folder;
-    - takes no part while the battery is too low or the device is off its mains;
+    - refuses to train while the battery is too low, or while a device that needs mains power has none;
     - reports temperature, throttling and energy;
     - subtracts the time of loading from the deadline;
-    - measures the costs again after three rounds of steps that were slower or faster than measured;
+    - determines the costs again after three rounds whose steps were all slower, or all faster, than predicted;
     - uses the threads and the memory format that were measured to be fastest.
 
     An `ElasticError` is sent to the server instead of being raised. `NodeConfig` describes the node's settings.
@@ -113,7 +113,7 @@ def app_of(message_of: Callable[[dict[str, Any], Context], NodeMessage]) -> Clie
 
 @dataclass(frozen=True)
 class NodeMessage:
-    """Answers one message on a node: with the client's work, and everything that the node does besides.
+    """Answers one message on a node: runs the client, and does the node's own work around it, such as the journal.
 
     Parameters
     ----------
@@ -124,8 +124,8 @@ class NodeMessage:
     make_client : callable
         Returns the client; called once.
     case : str
-        What the journal's lines are about, if a node may train several things: drift is judged by the lines of the
-        same case.
+        Label of this training in the journal, if a node may train several methods: drift is judged by the lines
+        with the same label.
     """
 
     node: NodeConfig
@@ -139,7 +139,7 @@ class NodeMessage:
         Raises
         ------
         FleetError
-            If the node takes no part now.
+            If the node refuses to train now.
         ElasticError
             If it cannot train.
         """
@@ -150,7 +150,7 @@ class NodeMessage:
             raise FleetError(f"takes no part in this round: {refusal}")
         again = self._has_drifted()
         if again:
-            _LOG.info("steps take another time than was measured: measuring again")
+            _LOG.info("steps are slower or faster than predicted: measuring their costs again")
         client = self.make_client(again)
         packed, examples, metrics = client.fit(arrays, self._time_left(started))
         metrics |= vitals(self.node.state_dir)
@@ -174,7 +174,7 @@ class NodeMessage:
         return train_reply(packed, examples, metrics)
 
     def evaluate(self, arrays: list[NDArray[Any]]) -> RecordDict:
-        """Return the reply to an evaluation message, or to the question for the device's capabilities."""
+        """Return the reply to an evaluation message, or to a request for the device's capabilities."""
         log_to_file(self.node.state_dir / _LOG_FILE)
         return evaluate_reply(*self.make_client(False).evaluate(arrays, self.config))
 
@@ -192,7 +192,7 @@ class NodeMessage:
         }
 
     def _has_drifted(self) -> bool:
-        """Return whether all rounds since the last measurement, at least three, deviate in one direction."""
+        """Return whether the last three rounds since the last measurement all deviate in one direction."""
         ratios: list[float] = []
         for entry in reversed(read_journal(self._journal.path)):
             if entry.get("method") != self.case or len(ratios) == _DRIFT_ROUNDS:
@@ -211,9 +211,9 @@ class NodeMessage:
 def use_fastest_execution(
     node: NodeConfig, model: Any, loss_fn: LossFn, batches: Iterable[Batch]
 ) -> None:
-    """Use the threads and memory format of the node's config, or else those measured to be fastest.
+    """Use the number of threads in the node's config, or else the threads and memory format measured to be fastest.
 
-    A batch is read only if the config does not say; if there is no batch, nothing changes.
+    A batch is read only for the measurement; if there is no batch, nothing changes.
     """
     if node.threads:
         Execution(node.threads).apply(model)

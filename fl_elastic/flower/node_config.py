@@ -1,4 +1,4 @@
-"""What a node of a fleet knows about itself, and when it takes no part: low battery, or off its mains."""
+"""Configuration of a node of a fleet, and when it refuses to train: low battery, or no mains power."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fl_elastic.errors import FleetError
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What a node knows about itself; none of it comes from the server.
+    """Configuration of a node; none of it comes from the server.
 
     Parameters
     ----------
     partition : int
-        Number of its part of the data, if data are split by number.
+        Index of the node's partition of the data, if data are split into numbered partitions.
     state_dir : Path
         Folder for what is kept between messages.
     data_root : str, optional
@@ -63,7 +63,7 @@ class NodeConfig:
         """
         state, stream = (str(node_config.get(key, "")) for key in ("state-dir", "stream-state-dir"))
         if not state:
-            raise FleetError("node config lacks 'state-dir', the folder of the state that is kept")
+            raise FleetError("node config lacks 'state-dir', the folder for state between messages")
         return cls(
             partition=int(_number(node_config, "partition-id", 0.0, lowest=0) or 0),
             state_dir=Path(state),

@@ -1,4 +1,4 @@
-"""The preset for unequal devices: settings for a model that was trained before, and for one that was not."""
+"""The preset for unequal devices: settings for a pretrained model, and for one with random weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RATE = 1.5
 
 @dataclass(frozen=True)
 class Settings:
-    """How updates are merged and what the rounds are like; see `fl_elastic.flower.PartialUpdates`."""
+    """Settings of `fl_elastic.flower.PartialUpdates` that a preset chooses."""
 
     rule: str | AggregationRule | None = None
     merge: MergeOptions | None = None

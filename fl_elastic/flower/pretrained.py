@@ -1,4 +1,4 @@
-"""Whether a model was trained before: what its norms say."""
+"""Tell from a model's norm layers whether it is pretrained."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from fl_elastic.update import Manifest
 
 
 def trained_before(arrays: ArrayRecord) -> bool:
-    """Return whether a model's norms have been trained: their statistics have seen data, or their scales differ.
+    """Return whether a model is pretrained, judged by its norm layers.
 
-    A model without norms counts as untrained.
+    Norms with running means count as trained if a mean is not zero; other norms if the scales within one differ. A
+    model without norms counts as untrained.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Private round zero: sums with noise that hides single examples, or of which the server sees only the total."""
+"""Private round zero: the sums have noise that hides single examples, or the server sees only their total."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("fl_elastic")
 SUMS_OF = "fl_elastic.sums-of"
-"""Metric key under which a client names layer and kind of target of its sums, and nothing of its data."""
+"""Metric key under which a client names the layer and the kind of target of its sums; it reveals no data."""
 
-# A client that claims more than this multiple of the usual number of examples is left out.
+# A client that claims more than this multiple of the median number of examples is left out.
 _UNUSUAL = 10.0
 
 
@@ -49,20 +49,20 @@ def noisy_answer(work: ClientRound, task: SolveHead) -> Answer:
     """Return a client's sums of clipped features with noise, packed; its number of examples is kept secret."""
     total, _ = _sums_apart(work, task)
     if task.noise is None or task.clip is None:
-        raise UpdateError("sums with noise need a clip and its noise")
+        raise UpdateError("sums with noise need both clip and noise")
     # Seeded by the system's entropy: noise of a known seed could be subtracted.
     sums = noised(total, task.noise, np.random.default_rng())
     return Answer.packed(encode_noisy_sums(sums, work.data.manifest), 1)
 
 
 def secret_answer(work: ClientRound, task: SolveHead) -> Answer:
-    """Return a client's sums, and those of about a fifth of its examples, for secure aggregation to add up."""
+    """Return a client's sums over all and over about a fifth of its examples, as numbers for secure aggregation."""
     fixed = FixedPoint.of_text(task.fixed_point)
     total, held = _sums_apart(work, task)
     index = work.data.manifest.index
     bias = total.weight.removesuffix("weight") + "bias"
     said = [index[total.weight], index.get(bias, -1), int(total.classes)]
-    # With noise, a part of the total would need as much noise again.
+    # Under differential privacy the sums of the fifth are not sent: they would need noise of their own.
     parts = [total] if task.clip is not None else [total, held]
     numbers = fixed.write(np.concatenate([as_vector(part) for part in parts]))
     return Answer([numbers], 1, {SUMS_OF: json.dumps(said)})
@@ -90,7 +90,7 @@ def secret_head(
     arrays: Sequence[NDArray[Any]],
     privacy: SumsPrivacy | None,
 ) -> tuple[dict[int, NDArray[Any]], ClosedFormHead, int]:
-    """Return weight and bias by the index of their tensors, the head, and the number of examples it is from.
+    """Return the head's tensors by their indices, the head itself, and the number of examples it is solved from.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def secret_head(
     means : array
         Result of the secure aggregation workflow for the clients' arrays.
     clients : int
-        Number of clients in it.
+        Number of clients in the mean.
     fixed : FixedPoint
         Format of the numbers.
     arrays : sequence of array
@@ -140,17 +140,17 @@ def with_private_head(
     holds: Callable[[int, int | None], None],
     privacy: SumsPrivacy,
 ) -> Solved:
-    """Return the model with the head that the clients' noisy sums give; unchanged if no client sent any.
+    """Return the model with the head solved from the clients' noisy sums; unchanged if no client sent sums.
 
-    Sums that cannot be clipped examples plus noise are left out and logged. Lies within the clip cannot be told
-    from noise.
+    Sums that cannot come from clipped examples plus noise are left out and logged. False sums within the clip
+    cannot be told from noise.
 
     Parameters
     ----------
     replies, weights, manifest, record, holds
         See `fl_elastic.flower.round_zero.with_closed_form_head`.
     privacy : SumsPrivacy
-        What clients were told to apply.
+        Clip and noise that clients were told to apply.
     """
     left_out = partial(record.leave_out, what="round zero")
     noise, found = privacy.noise, list[tuple[AcceptedReply, HeadSums]]()
@@ -169,7 +169,7 @@ def with_private_head(
     ):
         count = float(sums.products[-1, -1])
         if len(found) >= FEWEST and count > _UNUSUAL * max(usual, noise):
-            left_out(accepted.node_id, f"it claims {count:.0f} examples, usual are {usual:.0f}")
+            left_out(accepted.node_id, f"it claims {count:.0f} examples, the median is {usual:.0f}")
         else:
             kept.append((accepted, sums))
     if not kept:
@@ -195,7 +195,7 @@ def with_private_head(
 
 
 def _layer(said: Iterable[object], arrays: Sequence[NDArray[Any]]) -> tuple[int, int, bool]:
-    """Return the indices of weight and bias, -1 for none, and whether targets are classes."""
+    """Return the indices of weight and bias (-1 without a bias), and whether targets are classes."""
     texts = {str(each) for each in said}
     if len(texts) != 1:
         raise UpdateError(f"clients name {len(texts)} different layers for their sums")
@@ -210,7 +210,7 @@ def _layer(said: Iterable[object], arrays: Sequence[NDArray[Any]]) -> tuple[int,
 
 
 def _refuse_impossible(total: HeadSums) -> None:
-    """Raise UpdateError for a total that no examples can have, as a false report of any one client makes it."""
+    """Raise UpdateError for a total that no set of examples can have, as after a false report of one client."""
     examples, own = float(total.products[-1, -1]), np.diag(total.products)[:-1]
     scale = np.sqrt(np.maximum(own, 1e-9))
     correlations = total.products[:-1, :-1] / np.outer(scale, scale)

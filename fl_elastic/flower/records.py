@@ -25,10 +25,10 @@ from fl_elastic.flower.metrics import believed_metrics, left_out_of, warn_of_lef
 from fl_elastic.given import whole
 
 PACKED = "fl_elastic.packed"
-"""Config key that tells a client that the model comes as one packed buffer."""
+"""Config key that marks a message whose model is one packed buffer."""
 
 ERROR = "fl_elastic.error"
-"""Metric key under which a client says why it could not train."""
+"""Metric key under which a client reports why it failed."""
 
 LOSS = "train-loss"
 """Metric key of the training loss on a client's own examples."""
@@ -40,16 +40,16 @@ IMPORTANCE = "fl_elastic.importance"
 """Metric key under which a client reports the importance of its groups, as JSON."""
 
 HAVE = "fl_elastic.have"
-"""Metric key under which a client says which version of the model it keeps."""
+"""Metric key under which a client reports which version of the model it keeps."""
 
 STALE = "fl_elastic.stale"
-"""Metric key by which a client says that it needs the whole model."""
+"""Metric key by which a client reports that it needs the whole model."""
 
 DIVERGED = "fl_elastic.diverged"
-"""Metric key by which a client says that a loss or a trained tensor was no longer finite."""
+"""Metric key by which a client reports that a loss or a trained tensor was no longer finite."""
 
 MAY_TRAIN = "fl_elastic.may-train"
-"""Metric key under which a client says which tensors its fit could choose among: indices, as JSON."""
+"""Metric key under which a client reports which tensors its fit could choose among: indices, as JSON."""
 
 FORGET = "fl_elastic.forget"
 """Metric key under which a client names examples that it wants forgotten, by their digest."""
@@ -62,7 +62,7 @@ TENSORS = "fl_elastic.tensors"
 
 _LOG = logging.getLogger("fl_elastic")
 _NUMPY = "numpy.ndarray"
-# Entries of the records of metrics that every reply has.
+# Entries that every reply has in its metric records.
 _FIXED = ("loss", "num_examples")
 
 
@@ -70,8 +70,8 @@ _FIXED = ("loss", "num_examples")
 class TrainReply:
     """A client's answer to a training instruction; update and importance are not decoded yet.
 
-    ``size`` is that of a whole model, if it came in place of ``packed``; ``left_out`` says which metrics are not
-    believed.
+    ``size`` is the size in bytes of a whole model that came in place of ``packed``, else 0; ``left_out`` names the
+    metrics that are not accepted, and why.
     """
 
     packed: bytes | memoryview
@@ -87,9 +87,9 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class EvaluateReply:
-    """A client's answer to an evaluation instruction; ``left_out`` says which metrics are not believed.
+    """A client's answer to an evaluation instruction; ``left_out`` names the metrics that are not accepted.
 
-    A ``ClientApp`` of Flower's own may measure no loss.
+    ``loss`` is None if a plain ``ClientApp`` reports none.
     """
 
     loss: float | None
@@ -121,7 +121,7 @@ def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
     """Return the content of a ``train`` or ``evaluate`` message to a client, with `single_values` of ``config``."""
     prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
     scalars = {**single_values(config), PACKED: True}
-    # Bytes that are no numbers: a client of Flower's own that took them for its model would train and test on them.
+    # Not a numeric dtype, so that one of Flower's own clients fails instead of taking the bytes for its model.
     arrays = ArrayRecord({"0": _as_array(np.frombuffer(packed, dtype="V1"))})
     return RecordDict({f"{prefix}.parameters": arrays, f"{prefix}.config": ConfigRecord(scalars)})
 
@@ -160,7 +160,7 @@ def _is_stock(content: RecordDict) -> bool:
 
 
 def as_asked(asked: RecordDict, reply: RecordDict) -> RecordDict:
-    """Return a reply unchanged, or in the form that Flower's own strategies read if one of those asked.
+    """Return a reply in the form that the asking strategy reads: unchanged, or converted for one of Flower's own.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def as_asked(asked: RecordDict, reply: RecordDict) -> RecordDict:
 def train_reply(
     arrays: list[NDArray[Any]], num_examples: int, metrics: Mapping[str, Any]
 ) -> RecordDict:
-    """Return the content of a reply to a training instruction; log metrics that the server will not believe."""
+    """Return the content of a reply to a training instruction; log metrics that the server will leave out."""
     warn_of_left_out(metrics)
     packed = {str(index): _as_array(array) for index, array in enumerate(arrays)}
     return RecordDict(
@@ -204,7 +204,7 @@ def train_reply(
 
 
 def evaluate_reply(loss: float, num_examples: int, metrics: Mapping[str, Any]) -> RecordDict:
-    """Return the content of a reply to an evaluation instruction; log metrics that the server will not believe."""
+    """Return the content of a reply to an evaluation instruction; log metrics that the server will leave out."""
     warn_of_left_out(metrics)
     return RecordDict(
         {
@@ -217,7 +217,7 @@ def evaluate_reply(loss: float, num_examples: int, metrics: Mapping[str, Any]) -
 
 
 def answer_in(message: Message) -> TrainReply:
-    """Return a client's answer to a request other than training; raise UpdateError if it failed or is no reply."""
+    """Return a client's answer to a task other than training; raise UpdateError if the client failed."""
     if message.has_error():
         raise UpdateError(message.error.reason or "no reason given")
     return read_train_reply(message.content)
@@ -301,7 +301,7 @@ def weight_of(reply: TrainReply | EvaluateReply, weight_key: str, most: int) -> 
     UpdateError
         If it is no whole number from 1 to ``most``.
     """
-    # The number of examples has an entry of its own in a reply.
+    # A reply has the number of examples outside its metrics.
     given = {**reply.metrics, EXAMPLES: reply.num_examples}
     return checked_weight(given.get(weight_key, reply.num_examples), weight_key, most)
 
@@ -312,7 +312,7 @@ def checked_weight(said: object, weight_key: str, most: int) -> int:
     >>> checked_weight(8.0, "num-examples", 100)
     8
     """
-    # Flower's strategies divide by the sum of the weights, and take 8.0 for 8.
+    # Not 0, because Flower's strategies divide by the sum of the weights; 8.0 counts as 8, as it does there.
     weight = whole(said)
     if weight is None or not 0 < weight <= most:
         raise UpdateError(f"{weight_key} is {said!r}, expected a whole number from 1 to {most}")
@@ -332,7 +332,7 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def _all_metrics(content: RecordDict, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a client's metrics, with those that mods have put into records of metrics."""
+    """Return a client's metrics, together with those that mods have put into metric records."""
     added = {
         str(name): value
         for record in content.metric_records.values()
@@ -393,7 +393,7 @@ def _plain_bytes(data: bytes) -> memoryview | None:
         if read_magic(stream) != (1, 0):
             return None
         shape, _, dtype = read_array_header_1_0(stream)
-    # Whatever numpy raises here, the slower way below says what is wrong.
+    # Whatever numpy raises here, `_read_buffer` then finds out what is wrong.
     except Exception:
         return None
     numbers = memoryview(data)[stream.tell() :]

@@ -1,4 +1,4 @@
-"""Take in the replies of a round one by one: read, check, merge, and keep only what is still needed."""
+"""Read, check and merge the replies of a round one by one, and drop each one's arrays once it is merged."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _BY_MOD = 6
 
 @dataclass(frozen=True)
 class ReplyMerger:
-    """Merges replies to training messages; a reply that does not fit is logged and left out.
+    """Merges the replies to a round's training messages; an invalid reply is logged and left out.
 
     Attributes
     ----------
     round : Round
-        Holds what is merged, and what else is known of the round.
+        The round, with the merged updates and its record.
     whole : bool
         Whether the inner strategy sees each reply, which must then hold a whole model.
     weight_key : str
@@ -67,7 +67,10 @@ class ReplyMerger:
     doubted: list[tuple[float, int, Message]] = field(default_factory=list)
 
     def take_all(self, replies: Iterable[Message]) -> None:
-        """Merge replies as they arrive, in a fixed order if they arrive together; repeat requests that failed."""
+        """Merge all replies of a round, and send the model again to clients that could not use it.
+
+        Replies are merged as they arrive; if they come together, in a fixed order.
+        """
         together = self.whole or isinstance(replies, Sequence)
         for message in in_fixed_order(replies) if together else replies:
             self.take(message)
@@ -125,7 +128,7 @@ class ReplyMerger:
     def _hold(self, times: float, node: int, message: Message, update: PartialUpdate) -> None:
         self.sizes.hear(update, self.round.mean.manifest)
         self.doubted.append((times, node, message))
-        # Of fewer than three nobody knows what is usual.
+        # With fewer than three clients there is no usual size.
         if len(self.doubted) > max(may_lie(len(self.round.packer.sent_bytes)), FEWEST - 1):
             self._merge_doubted()
 
@@ -139,7 +142,7 @@ class ReplyMerger:
 
     @staticmethod
     def _clear(content: RecordDict) -> None:
-        # Flower's records have reference cycles: without this, several replies would wait for the collector.
+        # Flower's records have reference cycles: without this, several replies would stay until garbage collection.
         for record in content.array_records.values():
             record.clear()
 
@@ -154,7 +157,7 @@ class ReplyMerger:
         _LOG.info("round %s: late update of node %s left out: %s", number, node, reason)
         self.round.record.rejected.append(Rejection(number, node, reason))
 
-    def _waits(self, node: int, staleness: int, message: Message) -> None:
+    def _hold_late(self, node: int, staleness: int, message: Message) -> None:
         """Keep a late update until the end of the round; of several from one node only the newest."""
         known = self.late.get(node)
         if known is not None:
@@ -166,12 +169,16 @@ class ReplyMerger:
         self.late[node] = staleness, message
 
     def _take(self, message: Message, *, waits: bool = False, heard: bool = False) -> bool:
-        """Merge one reply, or record why not; return whether its content is no longer needed."""
+        """Merge one reply, or record why not; return whether its content is no longer needed.
+
+        With ``waits`` a late or unusually large update is held back; ``heard`` means that its size was recorded
+        when it was held back.
+        """
         node = message.metadata.src_node_id
         try:
             update, staleness, reply = self._read(message)
             if staleness and waits:
-                self._waits(node, staleness, message)
+                self._hold_late(node, staleness, message)
                 return False
             if node in self._heard:
                 raise UpdateError("an update of this node is merged already: one per round counts")
@@ -212,7 +219,7 @@ class ReplyMerger:
         return True
 
     def _accept(self, node: int, update: PartialUpdate, staleness: int, reply: TrainReply) -> None:
-        """Record a merged update, and pass on what else its client says."""
+        """Record a merged update, and pass on the other claims in its reply."""
         this, config = self.round, self.fleet.config
         this.record.accepted.append(
             AcceptedReply(

@@ -1,4 +1,4 @@
-"""One round of training: the model that went out, the replies that were merged, and its record."""
+"""One round of training: the model that was sent, the replies that were merged, and its record."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fl_elastic.update.frame import checksum
 from fl_elastic.update.manifest import Role, WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
-# Characters of a reason in a log line, and nodes that a line names.
+# Largest number of characters of a reason, and of nodes, in a log line.
 _LONGEST, _NAMED = 500, 5
 
 
 @dataclass(eq=False)
 class Round:
-    """What the strategy knows of one round of training while it lasts.
+    """State of one round of training while it lasts.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Round:
     stale : dict of int to str
         Nodes that need the whole model, and why.
     frozen_consensus : FrozenConsensus, optional
-        Learns what may be trained, if the fleet has a cut or a head that is solved for.
+        Determines which parameters may be trained, if the fleet has a cut or a head that is solved for.
     """
 
     weights: WeightDict
@@ -90,7 +90,7 @@ class Round:
             return None
 
     def shortened(self, merged: WeightDict, stepped: WeightDict, limit: float) -> WeightDict:
-        """Return the model after the server's step, no longer than ``limit`` times the one that clients asked for.
+        """Return the model after the server's step, shortened to ``limit`` times the norm of the clients' change.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class Rejection:
 
 @dataclass
 class RoundRecord:
-    """Record of one round: who was asked, who answered, and what was done.
+    """Record of one round: which clients were asked, which answered, and what the server did.
 
     Attributes
     ----------
@@ -186,10 +186,11 @@ class RoundRecord:
     stayed : dict of str to int
         Tensors that too few clients trained for a robust rule, and how many did.
     shortened : dict of int to int
-        Nodes with changes many times larger than usual, and the number of tensors concerned.
+        Nodes whose changes were shortened because they are many times larger than usual, and the number of tensors
+        concerned.
     trains : bool
-        Whether clients trained; False if they sent sums for a head in closed form or squared gradients, or said
-        what cuts are worth.
+        Whether clients trained; False if they sent sums for a head in closed form or squared gradients, or rated
+        cuts.
     stepped_back : str
         Why the round's updates were dropped and the previous model was restored; empty if that did not happen.
     cut : str
@@ -203,7 +204,7 @@ class RoundRecord:
     head_penalty : float
         Penalty of that head; NaN without one.
     ranked_features : int
-        Total number of features of the places among which the head's place was chosen.
+        Total number of features at the candidate places of the head; 0 if there was no choice.
     """
 
     server_round: int
@@ -236,7 +237,7 @@ class RoundRecord:
 
     @property
     def availability(self) -> str:
-        """A sentence about who was asked and who answered.
+        """Text for the log: how many nodes were asked, and how many answered.
 
         >>> record = RoundRecord(3, asked=(1, 2, 3))
         >>> record.accepted.append(AcceptedReply(2, {}, 8, 100, {}))
@@ -261,7 +262,7 @@ class RoundRecord:
 
 
 def log_record(record: RoundRecord, rule: str) -> None:
-    """Log who was asked and who answered, and which claims of the round were not believed."""
+    """Log which clients were asked and which answered, and which updates of the round were not used as sent."""
     number = record.server_round
     _LOG.info("round %s: %s", number, record.availability)
     if record.stayed:
@@ -273,14 +274,14 @@ def log_record(record: RoundRecord, rule: str) -> None:
     if record.shortened:
         nodes = ", ".join(map(str, list(record.shortened)[:5]))
         _LOG.warning(
-            "round %s: changes by node %s were many times larger than usual and shortened",
+            "round %s: changes by node %s were many times larger than usual and were shortened",
             number,
             nodes,
         )
     if record.stepped_back:
         _LOG.warning(
-            "round %s: %s: the model before the last round is put back, and from here on the server's steps are at "
-            "most as long as the clients'",
+            "round %s: %s: the model before the last round is put back, and from now on a step of the server is no "
+            "longer than the clients' merged change",
             number, record.stepped_back,
         )  # fmt: skip
 
@@ -293,7 +294,7 @@ def in_fixed_order(replies: Iterable[Message]) -> list[Message]:
             return b"", ""
         content = message.content
         arrays = [array for record in content.array_records.values() for array in record.values()]
-        # Evaluations have no arrays, and updates may be equal: then metrics and configs decide.
+        # Metrics and configs decide for evaluations, which have no arrays, and for equal updates.
         others = [*content.metric_records.items(), *content.config_records.items()]
         return b"".join(checksum(b"", array.data) for array in arrays), str(others)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fl_elastic.closed_form.sums_privacy import SumsPrivacy
 
 
-# Factor of the deadline for which the server waits: the device's clock starts later, when it has the model.
+# The server waits this multiple of the deadline, because a device's clock starts later, when it has the model.
 _GRACE = 1.5
 
 
@@ -31,9 +31,9 @@ class Deadline:
         Fixed time.
     quantile : float, optional
         Quantile of the times that the fleet's devices need to train everything: 0 is the fastest device, 1 the
-        slowest. A time is what the device claims, but at least what the server measured. The fifth of the times at
-        either end, at least one of three or more, does not count, so that a few devices that lie do not set the
-        deadline.
+        slowest. A device's time is its claim, but at least the time that the server measured. The shortest and the
+        longest fifth of the times (at least one each, if there are three or more) do not count, so that a few false
+        claims cannot set the deadline.
 
     Raises
     ------
@@ -81,13 +81,13 @@ def reply_timeout(deadline: float | None) -> float | None:
 GIVEN_PLACES = (
     "give server and clients a fl_elastic.readout.Readout as their model, and leave read at 'last'"
 )
-"""How to read elsewhere than at the last layer if no client may show features of examples."""
+"""Advice in error messages: how the head can read elsewhere than at the last layer without sending features."""
 
 _NONE, _LAST = "none", "last"
 _FIXED = "fixed:"
 _PLANS = ("local", "server", "none")
-# Round after which a head is solved for only to test it. Features change most in the first rounds, but a test after
-# each of them would cost more than it is worth.
+# Round after which a head is solved for only to test it. Features change most in the first rounds, but solving
+# after each of them would cost more than it gains.
 _LOOK_AFTER = 2
 
 
@@ -98,7 +98,7 @@ class RoundConfig:
     Parameters
     ----------
     deadline : Deadline, optional
-        Each client plans its round to meet it; by default clients only keep to their own budgets.
+        Time limit within which each client plans its round; by default clients keep only to their own budgets.
     read : str
         Where a head in closed form reads (`fl_elastic.closed_form.head.closed_form_head`): before the first round
         clients send sums, from which the server solves for the head without a training step. ``"none"`` for no such
@@ -106,35 +106,35 @@ class RoundConfig:
         of its input, with the least held-out error on a few clients' examples (`fl_elastic.readout.best_places`);
         ``"auto>640"`` for at most 640 features per example; or names of places such as
         ``"features.3@grid8+features.6@grid4"``, or ``"features.6@grid8>256"`` for its features projected onto 256
-        directions. With ``mirrored:`` before it, as in ``"mirrored:auto"``, features are means over each image and
-        its mirror image. From then on the model ends there, as a `fl_elastic.readout.Readout`.
+        directions. The model then ends at the chosen places, as a `fl_elastic.readout.Readout`. With the prefix
+        ``mirrored:``, as in ``"mirrored:auto"``, features are means over each image and its mirror image.
     plan : {"local", "server", "none"}
-        Who chooses what is trained. ``"local"``: each client. ``"server"``: the server, the same for all, such that
-        the slowest client of the round can afford it (robust rules can then compare all clients). ``"none"``:
-        nobody; rounds do not train, and the head in closed form is the result.
+        Who chooses the groups to train. ``"local"``: each client. ``"server"``: the server, the same groups for
+        all, such that the slowest client of the round can afford them (robust rules can then compare all clients).
+        ``"none"``: rounds do not train, and the model with the head in closed form is the result.
     solve_every : int
         After this many rounds, and after the last one, the server solves for the head again, from sums of the
         present features. In between no client trains the head, so that it does not drift apart among clients with
         few classes each. The server also solves after the second round, but only for the model that is tested and
         returned: training continues under the old head, to which the features adapt. If training has made the
-        features worth less, the model of the previous solve is restored, and clients use a quarter of their
+        solved head worse, the model of the previous solve is restored, and clients use a quarter of their
         learning rates from then on. With 0 the head is solved for once and then trained like everything else.
     sums_privacy : SumsPrivacy, optional
         Differential privacy of the sums for a head, which is then solved for once (``solve_every=0``): clients clip
         their features and add noise before they send, or the server adds it to the total of secure aggregation.
     cut : str
         The fleet's cut. ``"none"``; ``"fixed:GROUP"``, with the deepest group (or module) that is trained; or
-        ``"moving"``: the server puts it where clients say that training gains most
-        (`fl_elastic.training.cut_worth`). What lies below the cut stays bit-identical everywhere, so that clients
-        compute its features once and keep them, and only what lies above travels in either direction.
+        ``"moving"``: clients vote on it by the gain that they expect (`fl_elastic.training.cut_worth`). Tensors
+        below the cut stay bit-identical everywhere, so that clients compute the features there once and keep them,
+        and only tensors above the cut travel in either direction.
     delta_downlink : bool
         Whether clients keep the model and are sent only the tensors that changed since. Always true with a cut.
     forget : bool or float
-        Whether a client may have examples forgotten (``ElasticClient.forget``). The server then makes weights
-        smaller that matter to these examples (by the loss `fl_elastic.losses.squared_outputs`). A number is the
-        factor by which a weight must matter more to them than to all examples; True derives it from the share of
-        these examples. False ignores such requests, because a client that may request forgetting can harm the
-        model. A head in closed form is not dampened but solved for again at once, from sums without the examples.
+        Whether clients may have examples forgotten (``ElasticClient.forget``). The server then dampens, that is
+        makes smaller, the weights that matter to these examples (by the loss `fl_elastic.losses.squared_outputs`).
+        A number is the factor by which a weight must matter more to them than to all examples; True derives it from
+        the share of these examples. A head in closed form is not dampened but solved for again at once, from sums
+        without the examples. False, the default, ignores such requests, because they can be used to harm the model.
 
     Raises
     ------
@@ -175,9 +175,7 @@ class RoundConfig:
             try:
                 Reading.parse(self.read)
             except PlanError as error:
-                raise SettingError(
-                    f"read: {error}; known are none, last and auto besides"
-                ) from None
+                raise SettingError(f"read: {error}; none, last and auto are known too") from None
         if self.plan not in _PLANS:
             raise SettingError(f"plan {self.plan!r}: known are {', '.join(_PLANS)}")
         if self.plan == "none" and not self.solves_head:
@@ -233,7 +231,7 @@ class RoundConfig:
             (self.forget, "forgetting takes squares of gradients", "forget=False"),
             (
                 self.cut == "moving",
-                "a moving cut goes by what clients say of their gradients",
+                "a moving cut is chosen by the gradients of clients",
                 "cut='none' or cut='fixed:GROUP'",
             ),
         )
@@ -250,9 +248,9 @@ class RoundConfig:
         return self.solves_head or self.has_cut
 
     def solves_after(self, server_round: int) -> bool:
-        """Return whether a new head is solved for after this round, to go on training under it.
+        """Return whether the server solves after this round for a head under which training then continues.
 
-        The solve after the last round is not asked for here.
+        The additional solve after the last round of a run is not included.
 
         >>> config = RoundConfig(read="last", solve_every=5)
         >>> config.solves_after(4), config.solves_after(5), config.solves_after(10)
@@ -261,7 +259,7 @@ class RoundConfig:
         return self.solve_every > 0 and server_round % self.solve_every == 0
 
     def looks_after(self, server_round: int) -> bool:
-        """Return whether a head is solved for after this round, to train under it or only to test the model."""
+        """Return whether the server solves for a head after this round, be it only to test the model."""
         return self.solves_after(server_round) or (
             self.solve_every > 0 and server_round == _LOOK_AFTER
         )

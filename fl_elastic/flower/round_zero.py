@@ -1,4 +1,4 @@
-"""Round zero: before anybody takes a step, clients send sums and the server solves for the model's head."""
+"""Round zero: before any training step, clients send sums and the server solves for the model's head from them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import Manifest
 
 _LOG = logging.getLogger("fl_elastic")
-# A client's sums are left out if its features are larger, or smaller, than usual by the first factor. An example
-# with features far from the others' gets less weight, so that it counts as at most the second number of usual
-# examples.
+# A client's sums are left out if the mean square of its features is larger, or smaller, than the median by the
+# first factor. Examples with features far from the others' get less weight, so that each counts as at most the
+# second number of usual examples.
 _UNUSUAL, _LARGER = 10.0, 3.0
-# Other clients' examples may be a little harder, so an error may grow by this factor, and by this share of the
-# mean's error.
-_SPOILED, _NOTHING = 1.25, 0.02
-# No tensor's name begins with a dot.
-_ERROR, _NODES = ".error", ".nodes"
+# The examples of another round's clients may be a little harder to predict, so an error may grow by this factor,
+# and by this share of the error of predicting the mean.
+_SPOILED, _SLACK = 1.25, 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +40,7 @@ class _Sent:
     node: int
     sums: HeadSums
     reply: AcceptedReply
-    # Number of all examples of the client, whose sums may cover only some for lack of time.
+    # Number of all examples of the client; for lack of time its sums may cover only some of them.
     examples: int
 
     @property
@@ -53,9 +51,10 @@ class _Sent:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """A model with a head in closed form: its layer, error, penalty, and the nodes whose sums it is from.
+    """A model with a head in closed form: its layer, error and penalty, and the nodes whose sums were used.
 
-    The error is that on held-out examples. If no client sent sums, ``layer`` is empty, error and penalty are NaN.
+    The error is measured on held-out examples. If no client sent sums, ``layer`` is empty, and error and penalty
+    are NaN.
     """
 
     weights: dict[str, NDArray[Any]]
@@ -101,23 +100,23 @@ class HeadCheckpointState:
 
 
 class HeadCheckpoint:
-    """The model as it was when its head was last solved for; this model is tested and handed out.
+    """The model right after the last solve of its head; this is the model that a run tests and returns.
 
-    Between solves the head is frozen while the features train. If training made the features worth less, as with a
-    learning rate that suits a random head, the model of the previous solve is restored.
+    Between solves the head is frozen while the features train. If training made the next solved head worse, as with
+    a learning rate that suits a random head, the model of the previous solve is restored.
 
     Parameters
     ----------
     snapshot : callable, optional
-        Returns a function that restores what a round changes besides the model, such as a server optimiser's
-        moments.
+        Returns a function that restores the state which a round changes besides the model, such as a server
+        optimiser's moments.
 
     Attributes
     ----------
     weights : dict of str to array
         The model; empty until a head was solved for.
     nodes : frozenset of int
-        Nodes whose sums its head is from.
+        Nodes whose sums its head was solved from.
     went_back : bool
         Whether the last call of `take` restored an earlier model.
     """
@@ -137,18 +136,19 @@ class HeadCheckpoint:
         anyway: bool = False,
         before: Callable[[], Solved] | None = None,
     ) -> str:
-        """Take over a model; return why the earlier one was restored instead, or an empty text.
+        """Store a newly solved model; return why the earlier one was restored instead, or an empty text.
 
         Parameters
         ----------
         solved : Solved
-            The present model.
+            The new model.
         anyway : bool
-            Whether to take it even if its error is larger, for example because the earlier model was trained on
+            Whether to store it even if its error is larger, for example because the earlier model was trained on
             examples that must be forgotten.
         before : callable, optional
-            Returns `weights` with a head solved for anew, needed if some nodes behind the old head are gone: the
-            old head is then not restored, and the new head's error shows whether features or examples have changed.
+            Returns the earlier model with a head solved for from the present clients; needed if some nodes of the
+            old head are gone. Its error shows whether the features or only the examples have changed, and it is
+            restored instead of the old head.
         """
         self.went_back, least = False, self._least
         if not anyway and self.weights and _spoiled(solved.error, least):
@@ -182,12 +182,12 @@ class HeadCheckpoint:
 def _spoiled(error: float, least: float) -> bool:
     """Return whether a head's held-out error exceeds the least one so far by more than chance explains.
 
-    An error of 1 is that of a head that predicts the mean: near it, what is left to 1 is compared instead.
+    An error of 1 is that of a head that predicts the mean. Near 1, the distances to 1 are compared instead.
 
     >>> _spoiled(0.45, 0.4), _spoiled(0.6, 0.4), _spoiled(0.99, 0.84), _spoiled(0.02, 0.01)
     (False, True, True, False)
     """
-    return error > _SPOILED * least + _NOTHING or _SPOILED * (1 - error) < 1 - least
+    return error > _SPOILED * least + _SLACK or _SPOILED * (1 - error) < 1 - least
 
 
 def with_closed_form_head(
@@ -198,10 +198,10 @@ def with_closed_form_head(
     record: RoundRecord,
     holds: Callable[[int, int | None], None],
 ) -> Solved:
-    """Return the model with the head that the clients' sums give; unchanged if no client sent any.
+    """Return the model with the head solved from the clients' sums; unchanged if no client sent sums.
 
-    Sums are left out and logged if they are damaged, of another layer than most clients name, or far from usual, or
-    if they make the head worse on what the other clients hold out.
+    Sums are left out and logged if they are damaged, of another layer than most clients name, or of unusual size,
+    or if they make the head worse on the held-out examples of the other clients.
 
     Parameters
     ----------
@@ -214,9 +214,9 @@ def with_closed_form_head(
     limits : Limits
         Bounds of the counts that the server believes.
     record : RoundRecord
-        Record of round zero; filled with who was counted and who was not.
+        Record of the round; gets the clients whose sums were used, and those that were left out.
     holds : callable
-        Called with each node and the version of the model that it says it keeps, if any.
+        Called with each node and the version of the model that it reports to keep, if any.
     """
     left_out = partial(record.leave_out, what="round zero")
     found = sorted(_read(replies, manifest, limits, left_out, holds), key=lambda sent: sent.node)
@@ -248,7 +248,7 @@ def with_closed_form_head(
 
 
 def _classes_of(kept: Sequence[_Sent]) -> str:
-    """Return in words how many classes have examples; the head never names another one."""
+    """Return text on how many classes have examples; the head never predicts any other class."""
     if not kept[0].sums.classes:
         return ""
     counts = np.sum([sent.sums.targets[-1] for sent in kept], axis=0)
@@ -273,10 +273,11 @@ def _read(
 
 
 def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:
-    """Return the sums of usual clients, each weighted by the number of its examples.
+    """Return the sums of clients with features of a usual size, each weighted by the number of its examples.
 
-    A client that summed only some of its examples counts with all of them, but no client counts with more examples,
-    or larger features, than are usual. The weights add up to the number of examples that were summed.
+    A client that summed only some of its examples is weighted by all of them. The weight is limited to the median
+    number of examples, and is smaller for unusually large features. The weights add up to the number of examples
+    that were summed.
     """
     kept, most = found, np.inf
     if len(found) >= FEWEST:
@@ -309,7 +310,7 @@ def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Se
 def _solved(
     kept: list[_Sent], has_bias: bool, left_out: Callable[[int, str], None]
 ) -> tuple[list[_Sent], ClosedFormHead]:
-    """Return the head and the clients it is from, without those whose sums make it worse for the others."""
+    """Return the clients whose sums are used, and the head; leave out clients that make it worse for the others."""
     at_once = -(-may_lie(len(kept)) // 2)
     may_go = may_lie(len(kept)) if len(kept) >= FEWEST else 0
     while True:
@@ -320,7 +321,7 @@ def _solved(
             return kept, as_scores(system.total, *ridge.layer(), ridge.penalty, error)
         for place in worst:
             left_out(
-                kept[place].node, "with its sums the head is worse on what the others hold out"
+                kept[place].node, "its sums make the head worse on held-out examples of the others"
             )
         kept = [sent for place, sent in enumerate(kept) if place not in worst]
         may_go -= len(worst)

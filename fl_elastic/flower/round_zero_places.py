@@ -26,7 +26,7 @@ from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest, WeightDi
 
 _LOG = logging.getLogger("fl_elastic")
 LARGEST_BELIEVED = 100.0
-"""Factor of the median client's mean squares above which a client's numbers are not used."""
+"""A client whose mean square exceeds that of the median client by more than this factor is left out."""
 # An example weighs at most as much as this number of usual ones.
 _LARGER = 3.0
 # Most clients that are asked about places, and places whose errors are logged.
@@ -61,20 +61,20 @@ def with_chosen_places(
     manifest : Manifest
         Manifest of the model.
     record : RoundRecord
-        Filled with who was counted and who was not.
+        Gets the clients whose samples were used, and those that were left out.
     read : str
         ``auto`` or names of the places, as `fl_elastic.readout.place.Reading` parses it.
     examples : int
         Number of examples that each client was asked for.
     """
     left_out = partial(record.leave_out, what="choosing where to read")
-    # Sorted by node, so that the same examples are held out together whoever answers first.
+    # Sorted by node, so that the order of arrival does not change which examples are held out together.
     read_in = sorted(_read(replies, manifest, record, left_out, examples), key=lambda each: each[0])
     found = _alike(read_in, left_out)
     found, samples = _believed(found, left_out)
     if not found:
         _LOG.warning(
-            "no client said where the model may be read: the head reads what enters the last layer"
+            "no client sent samples for choosing a place: the head reads the input of the last layer"
         )
         return dict(weights)
     try:
@@ -84,7 +84,7 @@ def with_chosen_places(
         most = min(MOST_FEATURES, *(reply.most for _, reply in found))
         chosen = choose_reading(sample, Reading.parse(read), most_features=most)
     except UpdateError as error:
-        _LOG.warning("%s; the head reads what enters the last layer", error)
+        _LOG.warning("%s; the head reads the input of the last layer", error)
         return dict(weights)
     if chosen.choice is not None:
         _log(chosen.choice, sample, found)
@@ -106,7 +106,7 @@ def with_chosen_places(
     kind = next(
         (weight.dtype for weight in weights.values() if weight.dtype.kind == "f"), np.float32
     )
-    # In the order in which a Readout has them.
+    # In the order of the tensors of a Readout.
     return (
         {READ_FROM: name}
         | {f"{BODY}.{manifest.names[each]}": weights[manifest.names[each]] for each in kept}
@@ -145,7 +145,7 @@ def _read(
         found = decode_places(reply.packed, manifest)
         rows = len(found.sample.constant)
         if rows > examples:
-            raise UpdateError(f"{rows} examples, and was asked for {examples}")
+            raise UpdateError(f"it sent {rows} examples, and was asked for {examples}")
         return found
 
     for node, reply, found in read_answers(replies, decode, left_out):
@@ -161,7 +161,7 @@ def _read(
 def _alike(
     found: list[tuple[int, PlacesReply]], left_out: Callable[[int, str], None]
 ) -> list[tuple[int, PlacesReply]]:
-    """Return the replies whose features, outputs and tensors agree with most, at the places they share."""
+    """Return the replies whose features, outputs and tensors agree with most clients', at the places they share."""
 
     def shape(reply: PlacesReply) -> tuple[object, ...]:
         return reply.sample.targets.shape[1], reply.classes, reply.last
@@ -170,14 +170,14 @@ def _alike(
         found,
         lambda each: shape(each[1]),
         lambda each: left_out(
-            each[0], f"{each[1].sample.targets.shape[1]} outputs, not those of the others"
+            each[0], f"its {each[1].sample.targets.shape[1]} outputs are not those of most clients"
         ),
     )
     named = Counter(place for _, reply in kept for place in reply.sample.rows)
     usual = {place for place, count in named.items() if 2 * count > len(kept)}
     for node, reply in kept:
         if usual.isdisjoint(reply.sample.rows):
-            left_out(node, "none of the places that most clients have")
+            left_out(node, "it has none of the places that most clients have")
     kept = [each for each in kept if not usual.isdisjoint(each[1].sample.rows)]
     kinds = {
         place: Counter(
@@ -202,7 +202,7 @@ def _alike(
 def _believed(
     found: list[tuple[int, PlacesReply]], left_out: Callable[[int, str], None]
 ) -> tuple[list[tuple[int, PlacesReply]], list[Sample]]:
-    """Return the replies with numbers of a usual size, and their samples, of which larger ones weigh less."""
+    """Return the replies with numbers of a plausible size, and their samples; unusually large ones weigh less."""
     sizes = sizes_of_samples([reply.sample for _, reply in found])
     for (node, _), size in zip(found, sizes, strict=True):
         if size > LARGEST_BELIEVED:
@@ -218,11 +218,11 @@ def _agrees(
     left_out: Callable[[int, str], None],
 ) -> bool:
     if not reply.sample.rows:
-        left_out(node, "no place at which most clients have the same number of features")
+        left_out(node, "it has no place at which most clients have the same number of features")
     for place, rows in reply.sample.rows.items():
         if (rows.shape[1], reply.kept[place]) != usual[place]:
             left_out(
-                node, f"place {place} with {rows.shape[1]} features, not as the others have it"
+                node, f"its place {place} with {rows.shape[1]} features is not that of most clients"
             )
             return False
     return bool(reply.sample.rows)

@@ -1,8 +1,8 @@
-"""Partial training under secure aggregation: all clients of a round send the same tensors; only their sum is seen.
+"""Partial training under secure aggregation: clients of a round send the same tensors; the server sees their sum.
 
-Flower's secure aggregation belongs to its legacy strategies, and adds lists of arrays of equal shapes. So the
-server chooses one set of tensor groups for all clients, and clients answer with only those tensors, as arrays and
-not packed.
+Flower's secure aggregation works with its legacy strategies, and sums lists of arrays of equal shapes. So the
+server chooses one set of tensor groups for all clients, and clients send only the tensors of these groups, as
+unpacked arrays.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ _Fitted = tuple[ClientProxy, FitRes]
 
 
 class SecurePartialUpdates(LegacyStrategy):
-    """Lets clients under ``SecAggPlusWorkflow`` train and send a part of the model, the same for all.
+    """Lets clients under ``SecAggPlusWorkflow`` train and send one part of the model, the same for all clients.
 
-    The server learns the weighted mean of the tensors that it chose, and what clients put in their metrics, such as
-    the loss and the importance of groups.
+    The server learns the weighted mean of the tensors that it chose, and the clients' metrics, such as the loss and
+    the importance of groups.
 
     The workflow rounds weights to steps of ``2 * clipping_range / quantization_range``, times ``max_weight`` over
     the client's number of examples: choose a ``max_weight`` not far above that number. It also clips them, without
-    saying so, to ``clipping_range`` times the same ratio: choose a ``clipping_range`` above the largest weight and
-    running variance. A round with clipped weights, or with more clients than its modulus has room for, changes
-    nothing, and the log says what to choose.
+    a warning, to ``clipping_range`` times the same ratio: choose a ``clipping_range`` above the largest weight and
+    running variance. A round with clipped weights, or with more clients than the workflow's modulus allows, changes
+    nothing, and a warning names the setting to change.
 
     Parameters
     ----------
     inner : flwr.server.strategy.Strategy
         Samples clients and takes the mean, as a legacy strategy does; it sees whole models.
     config : RoundConfig, optional
-        Deadline and head; the plan is always the server's. With ``read="last"`` the first successful round is for
-        sums: the head is solved for from two totals over all clients: of the sums over all examples, and of those
-        over a fifth of them, which is held out to choose the penalty. With ``sums_privacy`` the server adds noise
-        to the total.
+        Deadline and head; the server always makes the plan. With ``read="last"`` clients send sums instead of
+        training in the first successful round. The server gets their total over all examples, and that over a fifth
+        of the examples, which is held out to choose the penalty; from these it solves for the head. With
+        ``sums_privacy`` the server gets only the first total and adds noise to it.
     workflow : SecAggPlusWorkflow
-        The workflow that runs the strategy: its settings say which sums it can take, and how those of round zero
-        are written.
+        The workflow that runs the strategy: its settings bound the sums, and determine the fixed-point format of
+        the sums for the head.
 
     Raises
     ------
@@ -121,7 +121,7 @@ class SecurePartialUpdates(LegacyStrategy):
             server_round=server_round, parameters=parameters, client_manager=client_manager
         )
         if self._fixed is not None:
-            zero = self._question(self._fixed).to_config()
+            zero = self._sums_task(self._fixed).to_config()
             return [
                 (proxy, FitIns(ins.parameters, {**ins.config, **zero})) for proxy, ins in chosen
             ]
@@ -197,7 +197,7 @@ class SecurePartialUpdates(LegacyStrategy):
         """Delegate to the inner strategy."""
         return self.inner.evaluate(server_round, parameters)
 
-    def _question(self, fixed: FixedPoint) -> SolveHead:
+    def _sums_task(self, fixed: FixedPoint) -> SolveHead:
         """Return the task that replaces training in the first round."""
         privacy = self.fleet.config.sums_privacy
         clip = None if privacy is None else privacy.clip
@@ -206,7 +206,7 @@ class SecurePartialUpdates(LegacyStrategy):
     def _solved(
         self, server_round: int, fixed: FixedPoint, results: list[_Fitted]
     ) -> Parameters | None:
-        """Return the model with the head that the total of all sums gives; None if the total is invalid."""
+        """Return the model with the head solved from the total of all sums; None if the total is invalid."""
         from fl_elastic.flower.private_round_zero import SUMS_OF, secret_head
 
         # Rounds go on in any case: without a head they train as usual.
@@ -222,7 +222,7 @@ class SecurePartialUpdates(LegacyStrategy):
             )  # fmt: skip
         except (UpdateError, ValueError) as error:
             _LOG.warning(
-                "round %s: no head in closed form, it stays as it is: %s",
+                "round %s: the head is not solved for and stays as it is: %s",
                 server_round, one_line(str(error)),
             )  # fmt: skip
             return None
@@ -235,7 +235,7 @@ class SecurePartialUpdates(LegacyStrategy):
         )
 
     def _ask(self, proxy: ClientProxy, server_round: int) -> None:
-        """Ask a client for its capabilities; one that does not answer is asked more and more rarely."""
+        """Ask a client for its capabilities; one that does not answer is asked less and less often."""
         if proxy.node_id in self.fleet.capabilities or not self.fleet.try_to_ask(proxy.node_id):
             return
         question = EvaluateIns(ndarrays_to_parameters([]), Describe().to_config())
@@ -248,7 +248,7 @@ class SecurePartialUpdates(LegacyStrategy):
         self.fleet.learn(proxy.node_id, answer.metrics)
 
     def _refuse_too_many(self, results: list[_Fitted]) -> None:
-        """Raise UpdateError if the workflow's total may have exceeded its modulus and left a remainder."""
+        """Raise UpdateError if the workflow's total may have overflowed its modulus."""
         flow = self._workflow
         weight = sum(fit.num_examples for _, fit in results) / flow.max_weight
         if max(len(results), weight) * flow.quantization_range > flow.modulus_range:
@@ -269,7 +269,7 @@ class SecurePartialUpdates(LegacyStrategy):
             if array.dtype.kind == "f" and array.size
         ]
         largest = max((float(np.abs(array).max()) for array in floats), default=0.0)
-        # A mean of clipped numbers is the bound itself, but for rounding.
+        # If all clients' numbers were clipped, their mean equals the bound up to rounding.
         if largest * most / flow.max_weight >= flow.clipping_range * (1 - _ROUNDING):
             raise UpdateError(
                 f"for a client with {most} examples the workflow clips weights to "

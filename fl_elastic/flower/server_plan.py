@@ -1,4 +1,4 @@
-"""One plan for all clients of a round, needed for secure sums and for rules over whole updates."""
+"""One plan for all clients of a round, needed for secure aggregation and for rules that compare whole updates."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _LOG = logging.getLogger("fl_elastic")
 class ServerPlanner:
     """Chooses the most important groups that a slow client of a round can afford.
 
-    Costs are the clients' claims. They count if they name the set of groups that most clients with costs name. Of
-    those clients the slowest fifth, at least one of three or more, does not decide; it takes fewer steps.
+    Costs are the clients' claims. Only claims with the same groups as most clients report are used. The slowest
+    fifth of these clients (at least one, if there are three or more) is ignored, and has to take fewer steps; the
+    slowest of the others determines the plan.
 
-    Groups that were left out gain worth from round to round, as on a client that chooses for itself. Once a group
-    was left out for as many rounds as such a client would leave it out, all groups are trained, in fewer steps if
-    need be. Otherwise a group too expensive for one step of a slow client would never be trained.
+    As on a client that makes its own plan, the worth of a group grows with each round in which it is left out.
+    After as many such rounds as a client would allow, all groups are trained, in fewer steps if need be. Otherwise
+    a group too expensive for one step of a slow client would never be trained.
     """
 
     def __init__(self) -> None:
@@ -43,20 +44,22 @@ class ServerPlanner:
         Parameters
         ----------
         cohort : sequence of Capabilities
-            Capabilities of the round's clients, as far as they are known.
+            Known capabilities of the round's clients.
         importance : mapping of str to float
-            The fleet's importance by group name; empty until it was measured.
+            The fleet's importance by group name; empty until it has been measured.
         deadline : float, optional
             Seconds of the round.
 
         Returns
         -------
         tuple of str
-            Empty if no client named its costs: clients then choose for themselves.
+            Empty if no client reported its costs: clients then make their own plans.
         """
         known = [(each, each.groups) for each in cohort if each.groups is not None]
         if not known:
-            _LOG.warning("no client of the round said what groups cost: each chooses for itself")
+            _LOG.warning(
+                "no client of the round reported group costs: each client makes its own plan"
+            )
             return ()
         slowest, costs = _slow(known, deadline)
         self._state.fit_to(costs.names)
@@ -84,8 +87,8 @@ class ServerPlanner:
 def _slow(
     known: Sequence[tuple[Capabilities, GroupCosts]], deadline: float | None
 ) -> tuple[Capabilities, GroupCosts]:
-    """Return the client whose time decides, and its costs."""
-    # Ties go to the names that come first in order, so that it does not matter who answered first.
+    """Return the client that the plan has to suit, and its costs."""
+    # Ties go to the names that come first in order, so that the order of arrival does not matter.
     counted = Counter(costs.names for _, costs in known)
     names = min(counted, key=lambda each: (-counted[each], each))
     alike = [pair for pair in known if pair[1].names == names]
@@ -102,7 +105,7 @@ def _allowed(client: Capabilities, deadline: float | None) -> float:
 
 
 def _share(client: Capabilities, deadline: float | None) -> float:
-    """Return the share of a whole round that a client can afford."""
+    """Return the time that a client may spend on a round, as a share of its time for a full round."""
     return _allowed(client, deadline) * client.steps / client.full_round_seconds
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 
-class _BesideFlowers(logging.Handler):
-    """Passes lines on to Flower's logger, whose handlers show an app's output."""
+class _ForwardToFlower(logging.Handler):
+    """Forwards records to Flower's logger, whose handlers show an app's output."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass a record to Flower's logger."""
+        """Forward a record to Flower's logger."""
         logging.getLogger("flwr").handle(record)
 
 
@@ -21,6 +21,6 @@ def show_log() -> None:
     own = logging.getLogger("fl_elastic")
     if own.hasHandlers():
         return
-    own.addHandler(_BesideFlowers())
+    own.addHandler(_ForwardToFlower())
     if own.level == logging.NOTSET:
         own.setLevel(logging.INFO)

@@ -1,8 +1,8 @@
-"""Flower's own clients in a fleet of elastic clients: they know nothing of packing and exchange whole models.
+"""Flower's own clients in a fleet of elastic clients: they cannot read packed models and exchange whole ones.
 
-Such a client is recognised by its answers. If it cannot read the packed model, it is sent the plain one in the same
-round, in the records of a NumPyClient and of a ClientApp together, and from then on in those of its own kind alone.
-If it fails on both records together, it is sent those of a ClientApp alone, because mods such as ``LocalDpMod``
+The server recognises such a client by its answers. If a client fails on the packed model, it gets the plain one in
+the same round, in the records of a NumPyClient and of a ClientApp together, and later only in those of its own
+kind. If it fails on both records together, it gets only those of a ClientApp, because mods such as ``LocalDpMod``
 take a single record of arrays.
 """
 
@@ -52,12 +52,12 @@ _SUPPOSED = "a ClientApp, as it seems"
 
 
 class StockClients:
-    """Knows which nodes run Flower's own clients, and makes and reads messages for them.
+    """Records which nodes run Flower's own clients, and makes and reads their messages.
 
     Attributes
     ----------
     kinds : dict of int to str
-        Kind of each such node, as far as it is known.
+        Kind of each such node, known or assumed.
     """
 
     def __init__(self) -> None:
@@ -69,21 +69,21 @@ class StockClients:
         return node in self.kinds
 
     def supposed(self, node: int) -> bool:
-        """Assume that a node that failed on the packed model is a stock client; return False if it is not."""
+        """Assume that a node that failed on the packed model runs one of Flower's clients; False if it does not."""
         if node in self._own or node in self.kinds:
             return False
         self.kinds[node] = _EITHER
         return True
 
     def takes_one_record(self, node: int) -> bool:
-        """Assume that a node failed because it was sent the records of both kinds; return False if it was not."""
+        """Assume that a node failed because it got the records of both kinds; return False if it got only one."""
         if self.kinds.get(node) != _EITHER:
             return False
         self.kinds[node] = _SUPPOSED
         return True
 
     def refuted(self, node: int) -> None:
-        """Forget an assumption about a node."""
+        """Drop the assumption about a node; a known kind stays."""
         if self.kinds.get(node) in (_EITHER, _SUPPOSED):
             del self.kinds[node]
 
@@ -99,7 +99,7 @@ class StockClients:
         Parameters
         ----------
         node : int
-            A node with such a client.
+            A node with one of Flower's clients.
         kind : {"train", "evaluate"}
             Kind of the message.
         weights : mapping of str to ndarray
@@ -141,16 +141,16 @@ class StockClients:
         weights, manifest, version
             The model that this round started from.
         steps : sequence of int
-            Steps of the other clients; such a client reports none, and is assumed to take the median.
+            Steps of the other clients; a client of Flower's reports none, and is assumed to take the median.
         limits : Limits
-            Bounds of what is believed.
+            Bounds of the counts that the server believes.
         weight_key : str
             Metric by which the inner strategy weights replies.
 
         Raises
         ------
         UpdateError
-            If it is no reply, of another model, or of an earlier round, whose model is not kept.
+            If the message is not a reply, or its model is another one or of an earlier round.
         """
         node, content = message.metadata.src_node_id, message.content
         listed, said, metrics = self._read(node, content, weight_key)
@@ -164,13 +164,13 @@ class StockClients:
         deltas: dict[str, NDArray[Any]] = {}
         for name, array in arrays.items():
             if manifest.role(name) is Role.COUNTER:
-                self._say_of(name, array, weights[name], node)
+                self._warn_of_integers(name, array, weights[name], node)
                 continue
             if array.shape != manifest.shape(name) or array.dtype.kind != "f":
                 raise UpdateError(
                     f"tensor {name!r} is {array.dtype} of shape {array.shape}, the model has {manifest.shape(name)}"
                 )
-            # In double precision: a change of a float64 tensor may be smaller than the steps of float32 there.
+            # In double precision, because a change of a float64 tensor may be below the resolution of float32.
             with np.errstate(over="ignore"):
                 # A tensor without a change counts like any other, as under Flower's strategies: it may have been
                 # trained, with a gradient of zero.
@@ -181,13 +181,15 @@ class StockClients:
         check_update(update, manifest, limits)
         return update, metrics, sum(array.nbytes for array in arrays.values())
 
-    def _say_of(self, name: str, array: NDArray[Any], before: NDArray[Any], node: int) -> None:
-        """Warn once of a tensor of whole numbers that a client changes, unless it is one number, as norms count."""
+    def _warn_of_integers(
+        self, name: str, array: NDArray[Any], before: NDArray[Any], node: int
+    ) -> None:
+        """Warn once for each integer tensor that a client changes, except scalars such as a norm's counter."""
         if not array.ndim or name in self._told or np.array_equal(array, before):
             return
         self._told.add(name)
         _LOG.warning(
-            "node %s changes tensor %r of whole numbers, which are not merged: the server's value stays. "
+            "node %s changes the integer tensor %r, which is not merged: the server's value stays. "
             "Send it as float32 to have it averaged", node, name,
         )  # fmt: skip
 
@@ -222,11 +224,11 @@ class StockClients:
         if left:
             _LOG.warning("node %s: metrics left out: %s", node, left)
         found = {name: np.asarray(array) for name, array in arrays.items()}
-        return found, examples, _called_alike(metrics)
+        return found, examples, _with_train_loss(metrics)
 
 
 def _by_name(arrays: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a reply by the names of the model's tensors, which they carry unless they are a list."""
+    """Return the arrays of a reply by the names of the model's tensors; a list of arrays is in their order."""
     if len(arrays) != len(names):
         raise UpdateError(f"got {len(arrays)} arrays, the model has {len(names)} tensors")
     if arrays.keys() == {*names}:
@@ -268,7 +270,7 @@ def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> Ev
     (sent,) = content.metric_records.values()
     metrics = {str(name): value for name, value in sent.items()}
     examples = checked_weight(_examples(metrics, weight_key), weight_key, max_examples)
-    alike = _called_alike(metrics)
+    alike = _with_train_loss(metrics)
     named = {**_short_names(alike), **alike}
     lost = [name for name in metrics if _last_word(name) == "loss" and name not in alike]
     if lost and "loss" not in named:
@@ -300,10 +302,10 @@ def _examples(metrics: Mapping[str, Any], weight_key: str) -> Any:
     return next((metrics[name] for name in named if name in metrics), None)
 
 
-def _called_alike(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _with_train_loss(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics with the training loss under the library's name too: ``train-loss`` beside ``train_loss``.
 
-    >>> _called_alike({"train_loss": 0.5, "num-examples": 8})
+    >>> _with_train_loss({"train_loss": 0.5, "num-examples": 8})
     {'train_loss': 0.5, 'num-examples': 8, 'train-loss': 0.5}
     """
     found = {n: value for n, value in believed_metrics(metrics).items() if n != "num_examples"}

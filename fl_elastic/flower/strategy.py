@@ -77,24 +77,24 @@ _QUARTER = Deadline(quantile=0.25)
 
 
 class PartialUpdates(Strategy):
-    """Lets clients send only what they trained, under an unchanged strategy of Flower.
+    """Wraps an unchanged strategy of Flower, so that clients send only the tensors that they trained.
 
-    It sends the model as one packed buffer, checks and merges packed partial updates as they arrive, and passes the
-    inner strategy what it expects. FedAvg, FedAvgM, FedAdam and other linear strategies get the merged model as one
-    reply with the summed weight, which for them is equivalent. A differential-privacy wrapper gets one complete
-    reply per client, with the global value for every tensor that the client did not train. An invalid reply is
-    logged and left out, and the round goes on.
+    It sends the model as one packed buffer, checks and merges packed partial updates as they arrive, and gives the
+    inner strategy replies with whole models. FedAvg, FedAvgM, FedAdam and other linear strategies get the merged
+    model as one reply with the summed weight, which for them is equivalent. A differential-privacy wrapper gets one
+    complete reply per client, with the global value for every tensor that the client did not train. An invalid
+    reply is logged and left out, and the round goes on.
 
     The inner strategy sees parameters only. Running statistics (BatchNorm) are averaged over the clients that
     updated them and are not changed by a server optimiser; under differential privacy they are not averaged at all,
-    because they would escape its noise. Integer buffers keep the server's value.
+    because its noise would not cover them. Integer buffers keep the server's value.
 
     Claims of clients are bounded by what the model, the fleet and earlier rounds make possible: changes many times
     larger than usual are shortened (`ChangeClipper`), a silent node is not waited for in every round
     (`ClientAvailability`), and the previous model is restored if the reported losses jump (`DivergenceRollback`). A
-    server optimiser that multiplies the clients' change moves a model with running statistics no further than the
-    clients did. Under differential privacy sizes and losses are ignored, because the noise does not cover decisions
-    that the server bases on them.
+    server optimiser that scales the clients' change moves a model with running statistics no further than the
+    clients did. Under differential privacy the sizes of changes and the losses are not used, because the noise
+    would not cover decisions that are based on them.
 
     Replies are merged one by one as they arrive, and dropped: memory does not grow with the number of clients,
     unless a robust rule or differential privacy has to see them all, or the grid returns them together.
@@ -189,7 +189,7 @@ class PartialUpdates(Strategy):
         """Begin a run with these settings, and without knowledge of the fleet."""
         self.rule = check_inner(self.inner, settings.rule)
         RULES.check(self.rule)
-        # Under differential privacy: noise has to cover everything, so sizes and losses are not used either.
+        # True under differential privacy. Then sizes and losses are not used either: noise would not cover them.
         self._each_seen = sees_each_client(self.inner)
         self.merge = settings.merge or MergeOptions()
         self.config = settings.config or RoundConfig()
@@ -238,8 +238,8 @@ class PartialUpdates(Strategy):
         inner : Strategy
             A strategy from ``flwr.serverapp.strategy``, such as ``FedAvg()``.
         deadline : float or Deadline
-            Seconds of a round; by default the time in which a quarter of the devices can train everything that is
-            trained.
+            Seconds of a round; by default the time in which a quarter of the devices can train all groups (with a
+            cut, all groups above it).
         initial_arrays : ArrayRecord, optional
             The arrays that `start` will be given; their norms show whether the model is pretrained.
         pretrained : bool, optional
@@ -265,7 +265,7 @@ class PartialUpdates(Strategy):
         return strategy
 
     def begin_with(self, arrays: ArrayRecord) -> None:
-        """Choose the settings by the model if the preset left that open, and drop what an earlier run left."""
+        """Choose the preset's settings by the model if this is still open, and reset what an earlier run left."""
         limit = self._preset if self._preset and trained_before(arrays) else None
         if limit is not None or self._last_round:
             self._as_given()
@@ -307,7 +307,7 @@ class PartialUpdates(Strategy):
         return result
 
     def runs_until(self, last_round: int) -> None:
-        """Note which round is the last: after it a head that is solved for repeatedly is solved for once more."""
+        """Set the number of the last round, after which a repeatedly solved head is solved for once more."""
         self._last_round = last_round
 
     def round_zero(
@@ -319,7 +319,7 @@ class PartialUpdates(Strategy):
         """
         if not self.config.solves_head:
             return arrays
-        # An inner strategy may change its settings from round to round; round zero does not count for that.
+        # A copy: an inner strategy may change the settings for each round, and round zero is not one of these.
         config = own_settings(config)
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
         self._check_statistics(manifest)
@@ -353,8 +353,8 @@ class PartialUpdates(Strategy):
         )
         if fresh:
             _LOG.warning(
-                "norms keep their statistics with a head in closed form or a cut, and those of %s of them have "
-                "never seen data (%s): they do not normalise. Begin with a pretrained model, or with "
+                "with a head in closed form or a cut, norms keep their statistics, but the statistics of %s norms "
+                "have never seen data (%s): these do not normalise. Begin with a pretrained model, or with "
                 "read='none' and cut='none'",
                 len(fresh), fresh[0],
             )  # fmt: skip
@@ -374,7 +374,7 @@ class PartialUpdates(Strategy):
         """Let the inner strategy choose clients and settings; pack the model and each client's task for them."""
         manifest = self._remember(arrays, server_round)
         if self._round is None:
-            refuse_wrapper(self, self._of_its_start)
+            refuse_wrapper(self, self._start_only_settings)
         if not self._trains:
             return []
         self._round = None
@@ -458,7 +458,7 @@ class PartialUpdates(Strategy):
         self.fleet.closed(len(this.packer.sent_bytes), len(this.usable))
 
     def _merge(self, this: Round) -> tuple[bool, MetricRecord | None]:
-        """Continue with the inner strategy's model of the updates; return whether it gave one, and its metrics."""
+        """Set the next model from the merged updates; return whether there is one, and the strategy's metrics."""
         # Under differential privacy the inner strategy merges the clipped replies itself.
         merged = this.weights if self._each_seen else this.merged()
         stepped = None if merged is None else this.stepped(merged, self.server_optimizer)
@@ -480,7 +480,7 @@ class PartialUpdates(Strategy):
         return True, metrics
 
     def _forget(self, this: Round) -> bool:
-        """Make the model forget what clients of the round ask for; return whether there was anything."""
+        """Make the model forget the examples of clients' requests; return whether there was anything to forget."""
         if not self.config.forget:
             return False
         alone = this.frozen_consensus
@@ -509,8 +509,8 @@ class PartialUpdates(Strategy):
         return self.patience() or _PATIENCE_SECONDS
 
     @property
-    def _of_its_start(self) -> list[str]:
-        """Settings that take effect in `start` alone, not in the methods that a wrapper would call."""
+    def _start_only_settings(self) -> list[str]:
+        """Settings that take effect only in `start`, and not in the methods that a wrapper would call."""
         given = {
             "config.read": self.config.solves_head,
             "average": self.average is not None,
@@ -586,7 +586,7 @@ class PartialUpdates(Strategy):
     def _go_on(
         self, this: Round, aggregated: ArrayRecord, merged: WeightDict, stepped: WeightDict
     ) -> None:
-        """Use the inner strategy's parameters, and the rest of the merged model, in the next round."""
+        """Set the next round's model: the inner strategy's parameters, and the merged model's other tensors."""
         each, before = self._each_seen, this.weights
         parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
         new = whole_model(parameters, before if each else stepped, this.mean.manifest)
@@ -594,7 +594,7 @@ class PartialUpdates(Strategy):
             optimizer, limit = self.server_optimizer, self.guard.rate_limit
             multiplies = goes_by_the_change(self.inner) or (optimizer and optimizer.relative)
             if multiplies and Role.STATISTIC in this.mean.manifest.roles:
-                # Running statistics do not take part in a longer step, and would lag behind.
+                # A longer step would not move the running statistics, which would lag behind.
                 limit = min(limit, 1.0)
             new = this.shortened(merged, new, limit)
         if this.frozen_consensus is not None:
@@ -604,7 +604,7 @@ class PartialUpdates(Strategy):
             self.average.add(self.downlink.weights)
 
     def _undo(self) -> Callable[[], None]:
-        """Return a function that restores the objects that a round changes besides the model."""
+        """Return a function that restores the state that a round changes besides the model."""
         own = [
             stateful for stateful in (self.server_optimizer, self.average) if stateful is not None
         ]

@@ -1,4 +1,4 @@
-"""What a strategy keeps from round to round: its state as named arrays, and the mean of its models."""
+"""State of a strategy between rounds, in the form of a checkpoint; and the model that a run tests and returns."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Remembering(Protocol):
 
 
 def own_settings(config: ConfigRecord | None) -> ConfigRecord:
-    """Return a copy of a run's settings, which strategies may change without changing the caller's."""
+    """Return a copy of a run's settings, so that strategies do not change the caller's."""
     return ConfigRecord(dict(config or {}))
 
 
 def names_of(strategy: Strategy, around: tuple[Strategy, ...] = ()) -> tuple[str, ...]:
-    """Return the class names of the strategy and those it wraps, with server optimiser and average.
+    """Return the class names of a strategy and of those it wraps, with their server optimisers and averages.
 
-    A strategy may refer to those that wrap it (``around``); these are not named again.
+    The strategies in ``around`` wrap this one, which may refer to them; they are not named again.
     """
     values, around = list(vars(strategy).values()), (*around, strategy)
     kinds = (ServerOptimizer, ModelAverage)
@@ -75,7 +75,7 @@ def collect(strategy: Strategy, begun: Mapping[str, str]) -> Archive:
     strategy : Strategy
         The outermost strategy.
     begun : dict of str to str
-        What `plain_values` returned before the run; only values that have changed since are state.
+        Result of `plain_values` before the run; only values that have changed since are state.
     """
     facts: dict[str, Any] = {}
     state: dict[str, NDArray[Any]] = {}
@@ -90,7 +90,7 @@ def collect(strategy: Strategy, begun: Mapping[str, str]) -> Archive:
             arrays: dict[str, NDArray[Any]] = {}
             with suppress(*_NOT_KEPT):
                 reached = to_fact(value, arrays)
-                # A strategy may also hold data, which do not change and may be large.
+                # Unchanged values are not stored: a strategy may also hold data, which may be large.
                 if _text(reached, arrays) != begun.get(where) or form_of(reached) == STATE:
                     facts[f"{where}{_VALUE}"] = [begun.get(where), reached]
                     state |= {f"{where}{_VALUE}{key}": array for key, array in arrays.items()}
@@ -98,7 +98,7 @@ def collect(strategy: Strategy, begun: Mapping[str, str]) -> Archive:
 
 
 def plain_values(strategy: Strategy) -> dict[str, str]:
-    """Return by path what the attributes of a strategy and of those it wraps hold: JSON, and a digest of arrays."""
+    """Return the attributes of a strategy and of those it wraps, by path, as JSON and a digest of their arrays."""
     found = {}
     for where, value in _attributes(strategy):
         arrays: dict[str, NDArray[Any]] = {}
@@ -123,10 +123,10 @@ def _attributes(
     for name, value in vars(strategy).items():
         where = f"{path}{name}"
         if isinstance(value, Strategy):
-            # A strategy that says what it keeps has its inner strategy in a public attribute.
+            # A strategy that lists its state in ``keeps`` has its inner strategy in a public attribute.
             if not _is_one(value, around) and (keeps is None or not name.startswith("_")):
                 yield from _attributes(value, f"{where}.", around)
-        # What such a strategy keeps are objects with a state; it may also have none, as for the server's optimiser.
+        # Only objects with a state are kept of such a strategy; a listed attribute may also be None.
         elif keeps is None or (name in keeps and isinstance(value, Remembering)):
             yield where, value
 
@@ -138,21 +138,21 @@ def _is_one(strategy: Strategy, of: Iterable[Strategy]) -> bool:
 def restore(strategy: Strategy, state: Archive, begun: Mapping[str, str]) -> None:
     """Restore the state that `collect` returned.
 
-    A value with which this run begins differently from the earlier one stays: its owner has changed a setting.
+    A setting that the user has changed since the earlier run keeps its new value.
 
     Parameters
     ----------
     strategy : Strategy
         The outermost strategy.
     state : Archive
-        What `collect` returned.
+        Result of `collect`.
     begun : dict of str to str
-        What `plain_values` returned before this run.
+        Result of `plain_values` before this run.
 
     Raises
     ------
     CheckpointError
-        If it names something that `collect` does not save, or does not fit the strategy.
+        If ``state`` names something that `collect` does not save, or does not fit the strategy.
     """
     try:
         _restore(strategy, state, begun)
@@ -196,14 +196,14 @@ def _restore(strategy: Strategy, state: Archive, begun: Mapping[str, str]) -> No
             setattr(owner, name, as_record(entries))
         elif kind == "value":
             given, reached = state.facts[f"{where}{_VALUE}"]
-            # Arrays are no settings. What an object has counted, such as privacy spent, counts under other settings
-            # too, or is refused.
+            # Arrays and states of objects, such as a privacy accountant's, are not settings: they are restored even
+            # if the settings differ, or the object refuses them.
             if given == begun.get(where) or entries or form_of(reached) == STATE:
                 _set(owner, name, where, reached, entries)
             else:
                 _LOG.warning(
-                    "%s is %s, and was %s when the run of the checkpoint began: it is not set to the %s of its "
-                    "last round",
+                    "%s is %s, but was %s when the run of the checkpoint began: it keeps its new value and is not "
+                    "set to %s, the value after the last round",
                     where, begun.get(where), given, json.dumps(reached),
                 )  # fmt: skip
         else:
@@ -213,7 +213,7 @@ def _restore(strategy: Strategy, state: Archive, begun: Mapping[str, str]) -> No
 def _set(
     owner: Strategy, name: str, where: str, reached: Any, arrays: dict[str, NDArray[Any]]
 ) -> None:
-    """Give an attribute the value of a checkpoint, if it holds one of this kind or None."""
+    """Set an attribute to the value in a checkpoint, if its present value is of the same kind or None."""
     value, form = _own(owner, name), form_of(reached)
     own = form_of(to_fact(value, {}))
     if form != own and "NoneType" not in (form, own):
@@ -222,7 +222,7 @@ def _set(
         set_state(value, from_fact(reached, arrays))
     elif form == STATE:
         _LOG.warning(
-            "%s is None, and was an object with a state in the run of the checkpoint: that is not restored",
+            "%s is None, but was an object with a state in the run of the checkpoint: this state is not restored",
             where,
         )
     else:
@@ -230,7 +230,7 @@ def _set(
 
 
 def _own(owner: object, name: str) -> Any:
-    """Return an attribute of the object itself, not one that its class defines; None if it does not exist yet."""
+    """Return an attribute that may be state; the class's default, or None, if the object does not have it yet."""
     foreign = name.startswith("__" if getattr(owner, "keeps", None) is None else "_")
     default = getattr(type(owner), name, None)
     if not name.isidentifier() or foreign or not _is_plain(default):
@@ -239,7 +239,7 @@ def _own(owner: object, name: str) -> Any:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a class may have this as the default of state: no method, descriptor or object."""
+    """Return whether a value in a class may be the default of state, that is, no method, descriptor or object."""
     try:
         to_fact(value, {})
     except _NOT_KEPT:
@@ -248,7 +248,7 @@ def _is_plain(value: object) -> bool:
 
 
 def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
-    """Return the model to test: that of the last solved head, else the mean of past rounds, else ``arrays``."""
+    """Return the model to test: that of the last solve of the head, else the mean of models, else ``arrays``."""
     solved, average = getattr(strategy, "solved", None), getattr(strategy, "average", None)
     found = _handed_out(solved, average)
     if not found:
@@ -258,7 +258,7 @@ def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
 
 
 def averaged_in(state: Archive, arrays: WeightDict) -> WeightDict:
-    """Return what `averaged` would return, given the state that `collect` returned.
+    """Return the model that `averaged` would return, given the state that `collect` returned.
 
     Raises
     ------
@@ -288,7 +288,7 @@ def _handed_out(solved: object, average: object) -> WeightDict:
 
 
 def tested(strategy: Strategy, evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:
-    """Return the server's test function, applied to the mean model if the strategy keeps one."""
+    """Return the server's test function, applied to the model that `averaged` returns; None without a function."""
     if evaluate_fn is None:
         return None
     test = evaluate_fn

@@ -1,4 +1,4 @@
-"""A federation client whose data are a stream, and whose model is taken up by the stream's learner."""
+"""A client that trains on the samples of a stream, and leaves the result for the stream's learner."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from fl_elastic.update import Manifest
 class StreamClient(ElasticClient):
     """Takes part in rounds with the samples of a stream, beside the learner of that stream.
 
-    In each round the global model is joined with the model that the learner saved, and trained within the budget on
-    samples of the store; the changes are sent. The joined model is left for the learner, with as much of each
-    tensor's change in training as the tensor was the device's own; the learner takes it up at its next sample if it
-    is no worse. Learner and rounds may be different processes: they share only the state folder.
+    In each round the global model is joined with the model that the learner saved (a weighted mean), and trained
+    within the budget on samples of the store; the changes are sent. For the learner the client leaves the joined
+    model plus a part of each tensor's change in training: one minus the global model's share of that tensor. The
+    learner adopts it at its next sample if it is no worse. Learner and client may be different processes: they
+    share only the state folder.
 
-    If the fleet has a cut, everything below it is the federation's, and only what lies above is joined. Features
-    there are kept as long as the store has their samples. A learner with latent replay can take part if its frozen
-    part ends at the fleet's cut or below and equals the federation's, bit by bit: rounds train on the features in
-    its store, and new features are stored in the precision that the server asks for. Sums for a head in closed form
-    cover every labelled sample once; a learner whose own head is in closed form knows them without a pass over its
-    samples.
+    If the fleet has a cut, tensors below it are those of the global model, and only tensors above it are joined.
+    Features at the cut are kept as long as the store has their samples. A learner with latent replay can take part
+    if its frozen part ends at the fleet's cut or below and equals the global model's bit by bit: rounds train on
+    the features in its store, and new features are stored in the precision that the server asks for. Sums for a
+    head in closed form cover every labelled sample once; a learner whose own head is in closed form has them
+    without a pass over its samples.
 
     Parameters
     ----------
@@ -54,13 +55,14 @@ class StreamClient(ElasticClient):
         What one round may spend.
     joining : {"measured", "replace"} or sequence of float
         Share of the global model in the joined one. ``measured``: of five shares from 0 to 1, the one with the best
-        accuracy on samples that the learner has not trained on. ``replace``: 1. A sequence: the best of its shares.
+        accuracy on samples that the learner has not trained on. ``replace``: 1. A sequence of shares: the best of
+        them by the same measure.
     classes : sequence of int, optional
         Labels of the server's outputs, in order; by default 0, 1, 2 and so on.
     optimizer_fn, loss_fn : callable
         As in `ElasticClient`.
     replay : Replay, optional
-        How many rows of a batch come out of the store; by default half of 32.
+        Size of a batch, and how many of its rows come from the store; by default half of 32.
     steps : int
         Training steps of a round, if the budget pays for them.
     prepare, seed
@@ -81,8 +83,8 @@ class StreamClient(ElasticClient):
     """
 
     why_reading_is_fixed: ClassVar[str] = (
-        "the learner of a stream keeps the model that it was given: use read='last', or give both a Readout from "
-        "these places"
+        "the learner of a stream keeps the model that it was given: use read='last', or give learner and client a "
+        "Readout from these places"
     )
 
     def __init__(
@@ -123,7 +125,7 @@ class StreamClient(ElasticClient):
         )  # fmt: skip
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Raise StreamError: a stream's samples belong to its learner, which has to be told to forget them."""
+        """Raise StreamError: only the learner of a stream can forget samples, by its own method."""
         raise StreamError(
             "the samples of a stream are the learner's: let it forget them, by StreamLearner.forget or "
             "fl-elastic stream forget"
@@ -145,12 +147,12 @@ class StreamClient(ElasticClient):
                 if seen.upper is not None:
                     refuse_other_features(seen.upper, task, weights, seen.saved.weights)
                 trains = isinstance(task, (Train, Evaluate))
-                fixed = self._federations(ClientRound(self, task, data), trains=trains)
+                fixed = self._fixed_tensors(ClientRound(self, task, data), trains=trains)
                 data = data.with_server(weights, fixed, trains=trains)
             yield data
 
-    def _federations(self, work: ClientRound, *, trains: bool) -> frozenset[str]:
-        """Return the tensors that are the federation's on every device."""
+    def _fixed_tensors(self, work: ClientRound, *, trains: bool) -> frozenset[str]:
+        """Return the names of the tensors that are taken unchanged from the global model."""
         layout, names, task = self._settings.layout, set[str](), work.task
         if task.cut and trains:
             graph = work.costs().graph

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("fl_elastic")
 JOININGS = {"measured": (0.5, 0.0, 0.25, 0.75, 1.0), "replace": (1.0,)}
-"""Candidate shares by name: five to try, or the whole of the federation's model, as in federated averaging."""
+"""Candidate shares of the global model by name: five to try, or all of it, as in federated averaging."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class StreamSettings:
     folder : Path
         State folder of the learner.
     layout : HeadLayout
-        Names of the server's tensors that are the head and the running statistics.
+        Names of the head's tensors and the running statistics in the server's model.
     classes : tuple of int
         Labels of the server's outputs, in order.
     loss_fn : callable
@@ -70,7 +70,7 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise StreamError(f"{self.steps} steps of a round mean nothing: give at least 1")
+            raise StreamError(f"steps is {self.steps}: give at least 1 step per round")
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class Joined:
 
 @dataclass(frozen=True, eq=False)
 class StreamData(RoundData):
-    """A learner's saved state, with the samples of its store.
+    """Model and data of a client of a stream: a learner's saved state, with the samples of its store.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class StreamData(RoundData):
     position : StreamPosition
         Position in the stream at the last round.
     joined : Joined or None
-        None until a model of the server has come.
+        The joined model; None until the server's model has arrived.
     """
 
     settings: StreamSettings = field(kw_only=True)
@@ -157,7 +157,7 @@ class StreamData(RoundData):
         candidates = [Shares(share, fixed) for share in (settings.shares if trains else (1.0,))]
         for label in settings.classes:
             seen.classifier.learn(label)
-        # Learning a class may replace the head module; joining the models sets the rows of new labels.
+        # Adding a class may replace the head module; joining the models sets the rows of new labels.
         own = replace(LabelledWeights.of(seen.classifier), labels=_known(seen))
         manifest = Manifest.of(seen.classifier.model, whole=True)
 
@@ -183,7 +183,7 @@ class StreamData(RoundData):
     def update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
         """Return the update relative to the server's model.
 
-        Its weight is the number of samples, however often they were drawn, but at most that of all draws.
+        Its weight is the number of samples in the store, or the number of draws if that is smaller.
         """
         assert self.joined is not None
         trained = LabelledWeights.of(self.seen.classifier)
@@ -207,7 +207,7 @@ class StreamData(RoundData):
         return sums.of_outputs(self.manifest.shape(sums.weight)[0])
 
     def squares(self, compute: Callable[[LossFn], Squares]) -> Squares:
-        """Return the squared gradients by the server's outputs, in their order."""
+        """Return the squared gradients, arranged in the order of the server's outputs."""
         labels = self.seen.classifier.classes.labels
         places = [labels.index(label) for label in self.settings.classes]
         everything, forgotten = compute(
@@ -283,7 +283,7 @@ def _known(seen: SavedLearner) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """A loader with one batch, the samples held out from training; an error says why if there are none."""
+    """A loader with one batch, the samples held out from training; it raises an error if there are none."""
 
     seen: SavedLearner
 
@@ -292,9 +292,10 @@ class _Window:
 
 
 def shares_to_try(joining: str | Sequence[float]) -> tuple[float, ...]:
-    """Return candidate shares of the federation's model, from 0 to 1; StreamError if they are invalid.
+    """Return candidate shares of the global model, from 0 to 1; raise StreamError if they are invalid.
 
-    The share with the highest accuracy on the device's newest samples is taken; without samples, the first one.
+    `best_of` chooses the share with the highest accuracy on the device's newest samples; without samples, the
+    first.
 
     >>> shares_to_try("replace"), shares_to_try([0.25])
     ((1.0,), (0.25,))

@@ -1,4 +1,4 @@
-"""How a stream's learner takes part: which tensors are the federation's, how models are joined, what is sent."""
+"""Rounds on a stream: which tensors come from the global model, how models are joined, and which update is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.parts import Masks, outer_mask
 
-# Fewest held-out samples by which candidates are compared.
+# Smallest number of held-out samples by which candidates are compared.
 _LEAST_SAMPLES = 8
 _WAYS = "start the learner without latent replay to take part"
 
@@ -33,8 +33,8 @@ def relative_to_server(
 ) -> PartialUpdate:
     """Return the update relative to the received model, with head rows in that model's order of classes.
 
-    It is the difference of the device's model and the global one, so it includes what the device had learned before
-    the round.
+    Its deltas are the device's model minus the global one, so they include what the device had learned before the
+    round.
 
     Parameters
     ----------
@@ -98,10 +98,10 @@ def best_of(
     classifier: Classifier,
     rows: Sequence[Row],
 ) -> Shares:
-    """Load the candidate with the highest accuracy, and return it.
+    """Load the joined model with the highest accuracy, and return its shares.
 
-    Ties are broken by the least loss. Loss alone would prefer models that are less confident, as means of models
-    are. With fewer than 8 samples the first candidate is taken.
+    Ties are broken by the least loss. The loss alone would prefer less confident models, and means of models are
+    less confident. With fewer than 8 samples the first candidate is taken.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def best_of(
 def below_cut(
     graph: BackwardGraph, cut: str, names: tuple[str, ...], layout: HeadLayout
 ) -> set[str]:
-    """Return the tensors below the fleet's cut, which are the federation's on every device.
+    """Return the tensors below the fleet's cut, which every device takes unchanged from the global model.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def refuse_other_features(
     sent: Mapping[str, NDArray[np.generic]],
     saved: Mapping[str, NDArray[np.generic]],
 ) -> None:
-    """Raise StreamError if a round does not fit the features that a learner keeps, or would change them.
+    """Raise StreamError if the features that a learner keeps are not those of a round's model, or would change.
 
     Parameters
     ----------
@@ -184,6 +184,6 @@ def refuse_other_features(
     for name in upper.frozen:
         if not np.array_equal(sent[name], saved[name]):
             raise StreamError(
-                f"the server's model is another one below {upper.place!r}, where the learner keeps features: "
-                f"{name!r} differs. Start the learner from the server's model, or {_WAYS}"
+                f"the server's model differs from the learner's below {upper.place!r}, where the learner keeps "
+                f"features: {name!r} is another one. Start the learner from the server's model, or {_WAYS}"
             )

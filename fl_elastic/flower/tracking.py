@@ -1,4 +1,4 @@
-"""Numbers of each round for TensorBoard, MLflow, Weights & Biases, or any other tracker."""
+"""Log the numbers of each round to TensorBoard, MLflow, Weights & Biases, or any other tracker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Log = Callable[[Mapping[str, float], int], object]
 
 
 class RoundMetrics:
-    """Passes the numbers of each round on; give it to a strategy as ``on_round``.
+    """Passes the numbers of each round to a function that logs them; give it to a strategy as ``on_round``.
 
     It logs each round that trains, and the clients' test results if there are any.
 
@@ -56,7 +56,7 @@ class RoundMetrics:
 def round_metrics(record: RoundRecord) -> dict[str, float]:
     """Return the numbers of a round: clients, bytes, and the clients' metrics as means weighted by examples.
 
-    A metric that some clients lack is averaged over the others, and NAME-clients is their number.
+    A metric that some clients lack is averaged over the clients that have it; NAME-clients is their number.
     """
     merged = record.accepted
     found: dict[str, float] = {

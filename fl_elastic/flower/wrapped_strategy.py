@@ -1,4 +1,4 @@
-"""The inner strategy: whether partial updates can be merged under it, and what it is given in their place."""
+"""The inner strategy: check that partial updates can be merged under it, and let it aggregate the merged model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
     Raises
     ------
     SettingError
-        If it is not a strategy, or partial updates cannot be merged under it, or not by this rule.
+        If it is not a strategy, or partial updates cannot be merged under it by this rule or by any.
     """
     check_strategy(inner)
     for strategy in chain(inner):
@@ -117,14 +117,14 @@ def check_strategy(inner: object) -> None:
 def chain(inner: Strategy) -> list[Strategy]:
     """Return the strategy and those it wraps, outermost first; a wrapper may hold several."""
     chain = [inner]
-    # A user's wrapper may keep them under any name; a strategy may also know the one around it.
+    # A user's wrapper may keep them under any name; a strategy may also refer to the one around it.
     for strategy in chain:
         chain += [each for each in _held_by(strategy) if not any(each is one for one in chain)]
     return chain
 
 
 def _held_by(strategy: Strategy) -> list[Strategy]:
-    """Return the strategies in the attributes of one, or in lists and dicts there."""
+    """Return the strategies in the attributes of a strategy, or in lists and dicts there."""
     held: list[Strategy] = []
     for value in vars(strategy).values():
         several = value.values() if isinstance(value, dict) else value
@@ -137,7 +137,7 @@ def _held_by(strategy: Strategy) -> list[Strategy]:
 
 
 def _innermost(inner: Strategy) -> list[Strategy]:
-    """Return the strategies that hold no other one, except those around them."""
+    """Return the strategies that wrap no other strategy; references to those around them do not count."""
     found = chain(inner)
     place = {id(strategy): index for index, strategy in enumerate(found)}
     return [
@@ -189,14 +189,14 @@ def say_what_it_sees(inner: Strategy) -> None:
 
 
 def refuse_wrapper(own: Strategy, without_effect: Iterable[str]) -> None:
-    """Raise SettingError if the rounds are run by a strategy around ``own`` that cannot work there.
+    """Raise SettingError if a strategy that cannot be put around ``own`` runs the rounds.
 
     Parameters
     ----------
     own : Strategy
         A `PartialUpdates` in a round.
     without_effect : iterable of str
-        Its settings that only its own ``start`` carries out.
+        Its settings that take effect only in its own ``start``.
 
     Raises
     ------
@@ -214,19 +214,19 @@ def refuse_wrapper(own: Strategy, without_effect: Iterable[str]) -> None:
         name = type(each).__name__
         if isinstance(each, _CLIENT_DP + _SERVER_DP):
             raise SettingError(
-                f"{name} is put around PartialUpdates, whose clients send packed updates, which it cannot clip: "
+                f"{name} is put around PartialUpdates, but cannot clip the packed updates of its clients: "
                 "put the server-side wrapper inside, as in "
                 "PartialUpdates(DifferentialPrivacyServerSideFixedClipping(FedAvg(), ...))"
             )
         for setting in without_effect:
             raise SettingError(
-                f"{name} is put around PartialUpdates, whose {setting} has no effect then, because its start is "
-                f"never called: put it inside, as in PartialUpdates({name}(FedAvg()))"
+                f"{name} is put around PartialUpdates, whose {setting} then has no effect, because the start of "
+                f"PartialUpdates is never called: put {name} inside, as in PartialUpdates({name}(FedAvg()))"
             )
 
 
 def _runner_of(own: Strategy) -> Strategy:
-    """Return the strategy whose ``start`` is running; ``own`` if there is none, as in a loop of the user's."""
+    """Return the strategy whose ``start`` is running; ``own`` if there is none, as in a loop of the user's own."""
     frame = inspect.currentframe()
     while frame is not None:
         runner = frame.f_locals.get("self") if frame.f_code.co_name == "start" else None
@@ -250,7 +250,7 @@ def chosen_messages(
     _refuse_other_contents(inner, messages, arrays)
     if server_round <= 1:
         _say_what_is_not_sent(messages)
-    # A strategy that draws with replacement may choose a client twice, whose examples would count twice.
+    # A strategy that draws with replacement may choose a client twice; its examples must not count twice.
     first: dict[int, Message] = {}
     for message in messages:
         first.setdefault(message.metadata.dst_node_id, message)
@@ -266,7 +266,7 @@ def _refuse_other_contents(
         if len(models) > 1 or settings > 1 or len(content) > len(models) + settings:
             raise SettingError(
                 f"{type(inner).__name__} puts {', '.join(content)} into its messages, but PartialUpdates sends the "
-                "model and one record of settings: put everything else into these"
+                "model and one record of settings: put other values into the settings"
             )
         if models and models[0] is not arrays and dict(models[0]) != dict(arrays):
             raise SettingError(
@@ -276,7 +276,7 @@ def _refuse_other_contents(
 
 
 def _say_what_is_not_sent(messages: Iterable[Message]) -> None:
-    """Log settings that are lists, which only Flower's own ClientApps are sent, and names close to known ones."""
+    """Warn of settings that are lists, which are sent only to Flower's ClientApps, and of likely misspelt names."""
     records = [each for message in messages for each in message.content.config_records.values()]
     lists = dict.fromkeys(
         name for record in records for name, value in record.items() if isinstance(value, list)
@@ -308,7 +308,7 @@ def goes_by_the_change(inner: Strategy) -> bool:
 
 @contextmanager
 def counted_replies(merged: int) -> Iterator[None]:
-    """Let Flower's log report how many replies were merged, when its strategy gets one in place of all."""
+    """Make Flower's log report the number of merged replies, although its strategy gets one reply for all."""
 
     def counted(record: logging.LogRecord) -> bool:
         if record.msg == _RECEIVED and isinstance(record.args, tuple) and len(record.args) == 3:
@@ -331,9 +331,9 @@ def weight_key(inner: Strategy) -> str:
 
 @contextmanager
 def metrics_of_all(inner: Strategy, metrics: list[RecordDict]) -> Iterator[None]:
-    """Let Flower's strategy merge the training metrics of all clients, when it gets one reply in place of all.
+    """Make Flower's strategy merge the training metrics of all clients, although it gets one reply for all.
 
-    A user's function for it is called once, with all of them: one record may be too few for it.
+    The user's ``train_metrics_aggr_fn`` is called once, with the metrics of all clients.
     """
     own = [
         (strategy, strategy.train_metrics_aggr_fn)
@@ -358,8 +358,8 @@ def handed_on(
     Raises
     ------
     CheckpointError
-        If the inner strategy cannot. The replies were checked before, so the cause is its own state, which a
-        checkpoint of another model or strategy may have restored.
+        If the inner strategy fails. The replies were checked before, so the cause is its own state, perhaps
+        restored from a checkpoint of another model or strategy.
     """
     metrics = completed_metrics(this.metrics, weight_key(inner))
     usable, each = this.usable, sees_each_client(inner)
@@ -405,7 +405,7 @@ def parameters_of(weights: Weights, manifest: Manifest, most: int | None = None)
 
 
 def completed(update: PartialUpdate, weights: Weights, manifest: Manifest) -> ArrayRecord:
-    """Return all parameters of one client, with the global value of those that it did not train.
+    """Return all parameters of one client, with the global value of each parameter that it did not train.
 
     Raises
     ------
@@ -448,6 +448,6 @@ def whole_model(
 def _as_vector(array: NDArray[Any]) -> Array:
     """Add a dimension to a zero-dimensional tensor, which Flower's clipping and optimisers would lose.
 
-    numpy turns sums of such arrays into plain scalars, which in-place operations then do not change.
+    numpy turns results of such arrays into plain scalars, on which in-place operations have no effect.
     """
     return Array(np.atleast_1d(array))

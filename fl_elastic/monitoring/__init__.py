@@ -1,4 +1,4 @@
-"""A journal of rounds in a file, and Prometheus metrics from it, for operators of a federation."""
+"""Monitoring for operators of a federation: a journal of rounds in a file, and Prometheus metrics from it."""
 
 from fl_elastic.monitoring.journal import Journal
 

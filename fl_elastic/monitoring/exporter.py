@@ -16,7 +16,7 @@ from fl_elastic.monitoring.journal import Journal
 _PREFIX = "fl_elastic"
 _TOTAL = "_total"
 _LABELS = {"nodes": "node", "groups": "group"}
-# Limits of one table, since a node may report anything: numbers, length of a name, absolute value.
+# Limits for one table, because a node may report anything: count of numbers, length of a name, absolute value.
 _MOST, _LONGEST, _BEYOND = 512, 200, 1e308
 _ODD = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -31,12 +31,13 @@ class Metric:
 
 
 def journal_metrics(entry: Mapping[str, Any] | None, now: float) -> list[Metric]:
-    """Return the numbers of a journal's entry and the entry's age.
+    """Return the numbers in a journal's entry, and the entry's age, as metrics.
 
     Parameters
     ----------
     entry : mapping or None
-        The entry; tables under ``nodes`` and ``groups`` become labels, other tables and texts are left out.
+        The entry. Tables under ``nodes`` and ``groups`` become metrics with a label; other tables and texts are
+        left out.
     now : float
         Present time in seconds since 1970.
 
@@ -77,7 +78,7 @@ def _apart(metrics: list[Metric]) -> list[Metric]:
 
 
 def _numbers(entry: Mapping[str, Any], prefix: str, labels: dict[str, str]) -> list[Metric]:
-    """Return a table's numbers under names that Prometheus accepts; if two names coincide, a count is added."""
+    """Return a table's numbers under names that Prometheus accepts; a name that occurs again gets a number."""
     numbers = ((str(key), value) for key, value in entry.items() if _is_number(value))
     found: dict[str, float] = {}
     for key, value in islice(numbers, _MOST):

@@ -21,13 +21,13 @@ _KEPT = 3
 class Journal:
     """Appends one JSON object per line, and starts a new file when the old one is full.
 
-    A write that fails, as on a full disk, is logged and raises no error. A line that a crash cut short is skipped
-    by `read_journal` and terminated by the next write.
+    A write that fails, as on a full disk, is logged and raises no error. An incomplete line, left by a crash, is
+    skipped by `read_journal` and terminated by the next write.
 
     Parameters
     ----------
     path : path-like
-        The file; its folder is made. The previous file is kept as ``NAME.1``.
+        The file; its folder is made if missing. The previous file is kept as ``NAME.1``.
     max_bytes : int
         Size at which a new file is started.
     """
@@ -59,7 +59,7 @@ class Journal:
         return True
 
     def last(self) -> dict[str, Any] | None:
-        """Return the newest readable entry, if need be from the previous file; None if there is none."""
+        """Return the newest readable entry, of the previous file if the present one has none; None without one."""
         for path in (self.path, _previous(self.path)):
             entries = read_journal(path)
             if entries:
@@ -132,8 +132,8 @@ class _JsonLines(logging.Formatter):
         return json.dumps(entry)
 
 
-class _Patient(logging.handlers.RotatingFileHandler):
-    """Ignores a full disk: logging must not end the process that it reports on."""
+class _IgnoringDiskErrors(logging.handlers.RotatingFileHandler):
+    """Rotating log file that ignores errors such as a full disk: logging must not end the process."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         del record
@@ -148,7 +148,7 @@ class _Patient(logging.handlers.RotatingFileHandler):
 
 
 def log_to_file(path: str | os.PathLike[str], *, max_bytes: int = _MAX_BYTES) -> None:
-    """Also write the log of fl_elastic and Flower to a file, set up once per file and process.
+    """Write the log of fl_elastic and Flower also to a file; later calls with the same file do nothing.
 
     Parameters
     ----------
@@ -163,7 +163,9 @@ def log_to_file(path: str | os.PathLike[str], *, max_bytes: int = _MAX_BYTES) ->
         if any(getattr(each, "baseFilename", None) == target for each in logger.handlers):
             continue
         try:
-            handler = _Patient(target, maxBytes=max_bytes, backupCount=_KEPT, encoding="utf-8")
+            handler = _IgnoringDiskErrors(
+                target, maxBytes=max_bytes, backupCount=_KEPT, encoding="utf-8"
+            )
         except OSError as error:
             logger.warning("cannot log to %s: %s", target, error.strerror)
             return

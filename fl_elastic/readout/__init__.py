@@ -1,4 +1,4 @@
-"""Where in a model a head reads, and how the best place is chosen.
+"""Places of a model that a head reads, the choice of the best ones, and a model that ends there.
 
 Names are loaded when they are first used, see `fl_elastic.lazy_names`.
 """

@@ -34,16 +34,16 @@ _Floats = NDArray[np.float64]
 _START = nearest_penalty(1.0)
 # Share of the previous error by which a larger union must be better.
 _GAIN = 0.005
-# All places are ranked with one penalty; this many of the best are examined with their best penalties and tried in
-# unions; and at most this many are joined.
+# All places are ranked with one penalty. This many of the best are then ranked with their best penalties and tried
+# in unions, of at most the second number of places.
 _TRIED, _JOINED = 8, 4
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What places are ranked by: some examples' features at each place, and their targets.
+    """Sample of examples by which places are ranked: features at each place, and targets.
 
-    Rows need not be examples: the rows of a fold may be mixed by any rotation.
+    Rows need not be single examples: the rows of a fold may be multiplied by any rotation.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Sample:
 
     @property
     def num_examples(self) -> float:
-        """Number of examples that the rows stand for."""
+        """Number of examples that the rows represent."""
         return float((self.constant**2).sum())
 
     @classmethod
@@ -78,7 +78,7 @@ class Sample:
         targets: _Floats,
         folds: NDArray[np.int64],
     ) -> Sample:
-        """Return the sample whose rows are examples.
+        """Return a sample whose rows are examples.
 
         Parameters
         ----------
@@ -94,9 +94,9 @@ class Sample:
 
     @classmethod
     def together(cls, samples: Sequence[Sample]) -> Sample:
-        """Return the examples of several clients as one sample; folds of different clients stay apart.
+        """Return the samples of several clients as one; folds of different clients stay separate.
 
-        Only places that all of them have are kept.
+        Only places that all clients have are kept.
         """
         common = [
             place for place in samples[0].rows if all(place in other.rows for other in samples)
@@ -135,8 +135,8 @@ class PlaceWorth:
     features : int
         Features per example.
     error : float
-        Mean squared error on held-out examples, relative to predicting the mean. Of many clients' errors the
-        highest and lowest fifth do not count.
+        Mean squared error on held-out examples, relative to predicting the mean. With several clients, the highest
+        and the lowest fifth of their errors do not count.
     penalty : float
         The penalty of least error, in the units of `fl_elastic.closed_form.head.ClosedFormHead`.
     """
@@ -208,7 +208,7 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
             f"no place has at most {most_features} features: allow more, or name the places to read"
         )
 
-    # Kept, because each takes a hundredth of a second, and the searches for penalties and unions repeat some.
+    # Cached, because each takes a hundredth of a second, and the searches for penalties and unions repeat some.
     errors: dict[tuple[frozenset[Place], int], float] = {}
 
     def worth(
@@ -305,8 +305,8 @@ class _Task:
         variance = float((targets**2).sum()) / examples
         if variance <= 0:
             raise UpdateError(
-                "all examples have the same target, so that there is nothing to choose a place by: shuffle data "
-                "that are sorted by class, or name the places"
+                "all examples have the same target, so that places cannot be compared: shuffle data that are "
+                "sorted by class, or name the places"
             )
         numbers = np.unique(sample.folds)
         held = [
@@ -337,12 +337,12 @@ class _Task:
     def error(self, kernel: NDArray[np.float32], penalty: float) -> float:
         """Return the error on held-out parts with one penalty.
 
-        With A the inverse of kernel plus penalty, the residual of part F under a head from the rest is inv(A_FF) (A
-        y)_F. The constant is not penalised: kernel and targets are centred, so that it is an eigenvector, whose
-        share of A is subtracted.
+        With A the inverse of kernel plus penalty, the residual of part F under a head solved from the rest is
+        inv(A_FF) (A y)_F. The constant is not penalised: kernel and targets are centred, so that the constant is an
+        eigenvector, whose part of A is subtracted.
         """
         held = penalty * self.examples
-        # Rounding moves the eigenvector little if its eigenvalue is as large as the others.
+        # Rounding changes the eigenvector little if its eigenvalue is as large as the others.
         large = float(np.trace(kernel)) / self.examples
         whole = kernel + np.outer(self.constant, large / self.examples * self.constant)
         whole = whole.astype(precise_enough(penalty), copy=False)

@@ -1,4 +1,4 @@
-"""What a head reads within a bound of features: the best places, or a projection of them if the bound is small."""
+"""Choose what a head reads within a bound on features: the best places, or a projection if the bound is small."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PROJECTED = 3 * EXAMPLES
 
 @dataclass(frozen=True, eq=False)
 class ChosenReading:
-    """What a head reads: places, and a projection if there is one.
+    """The chosen reading of a head: places, and a projection if there is one.
 
     Attributes
     ----------
     reading : Reading
         The places, and the number of directions that their features are projected onto.
     directions : Directions or None
-        These directions; None if the features themselves are read.
+        The directions; None if the features themselves are read.
     choice : Choice or None
         The error at each place; None if the places were given.
     """
@@ -35,8 +35,8 @@ class ChosenReading:
 def candidate_features(most: int) -> int:
     """Return the bound on features of candidate places, if at most ``most`` numbers may be read.
 
-    With a small bound, places of any width are projected onto the directions that the choosing examples span, at
-    most `EXAMPLES` of them: such a head is more accurate than one that reads places of few features.
+    With a small bound, places with more features are projected onto the directions that the sample's examples span
+    (at most `EXAMPLES` directions): such a head is more accurate than one that reads a place of few features.
 
     >>> candidate_features(256), candidate_features(2048)
     (2048, 2048)
@@ -45,14 +45,15 @@ def candidate_features(most: int) -> int:
 
 
 def choose_reading(sample: Sample, asked: Reading, *, most_features: int) -> ChosenReading:
-    """Return what a head should read, chosen by the error on held-out examples.
+    """Return the reading with the least error on held-out examples.
 
     Parameters
     ----------
     sample : Sample
         Examples with features at every candidate, see `candidate_features`.
     asked : Reading
-        The places to read, for which only directions are computed; none to choose among all places.
+        The reading that is asked for. With places, only the directions are computed; without, all places are
+        compared.
     most_features : int
         Bound on the numbers that are read per example.
 

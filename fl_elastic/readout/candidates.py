@@ -35,9 +35,9 @@ def candidate_places(
 ) -> tuple[Place, ...]:
     """Return places of a model that a head may read, from the input towards the output.
 
-    These are about ten block outputs, each pooled on grids of 1, 2, 4 and 8; the input of the last layer; the
-    model's input; and random features of it. A block output is a place at which the rest of the model sees only one
-    tensor. Equal models give equal places on every device.
+    They are about ten block outputs, each pooled on grids of 1, 2, 4 and 8; the input of the last layer; the
+    model's input; and random features of the input. A block output is a single tensor on which alone the rest of
+    the model depends. Equal models give equal places on every device.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def candidate_places(
     most_features : int
         Places with more features are left out.
     first : FirstPass, optional
-        What a pass over the batch shows, if it is known.
+        Result of a pass over the batch, if it is known.
     graph : BackwardGraph, optional
         Result of `fl_elastic.ops.inference.traced` on these few examples, if it is known.
 
@@ -75,10 +75,10 @@ def candidate_places(
     with untouched(model):
         model.eval()
         known = _features(model, places, few[0])
-    # Without one row per example, the first axis is time steps, tokens or nodes.
+    # Places without one row per example are left out: their first axis is time steps, tokens or nodes.
     count = batch_size(few)
     known = {place: rows for place, rows in known.items() if len(rows) == count}
-    # Of equal features keep the last layer's input, or else the smallest grid.
+    # Of places with equal features, keep the last layer's input, or else the smallest grid.
     order = sorted(known, key=lambda place: (place.module != last, places.index(place)))
     kept: list[Place] = []
     for place in order:
@@ -98,14 +98,14 @@ def _features(model: nn.Module, places: Iterable[Place], inputs: object) -> dict
         by_tensor.setdefault((place.module, place.at_input), []).append(place)
     at_input = by_tensor.pop((INPUT, False))
     with torch.no_grad():
-        # Inputs may be objects whose tensors only the model knows.
+        # Inputs may be objects whose tensors only the model can access.
         with suppress(ModelError):
             reaching(model, (Place(INPUT, "flat"),), inputs)
             by_tensor[INPUT, False] = at_input
         firsts = tuple(each[0] for each in by_tensor.values())
         tensors = reaching(model, firsts, inputs)
         for same, tensor in zip(by_tensor.values(), tensors, strict=True):
-            # What a pooling makes of a sparse tensor, if it takes one, depends on how torch was built.
+            # Skipped, because poolings of sparse tensors, if they work, depend on how torch was built.
             for place in () if is_sparse(tensor) else same:
                 with suppress(PlanError, RuntimeError, IndexError):
                     found[place] = pooling_for(place, tensor)(tensor)
@@ -122,10 +122,10 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _block_ends(
     model: nn.Module, last: str, graph: BackwardGraph
 ) -> list[tuple[str, bool, tuple[int, ...]]]:
-    """Return the places at which the rest of the model sees one tensor, and the input of the last linear layer.
+    """Return block outputs (see `candidate_places`), and the input of the last linear layer.
 
-    Each is a module, whether its input is read instead of its output, and the shape per example. Places do not
-    depend on which parameters are frozen.
+    Each is given by a module, whether its input is read instead of its output, and the shape per example. They do
+    not depend on which parameters are frozen.
     """
     ends = _spread(
         [
@@ -154,7 +154,7 @@ def _spread(
 
 
 def _holds_tokens(model: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Return whether channels come last: a LayerNorm has as many, or nothing in the model is a Conv1d."""
+    """Return whether channels come last: a LayerNorm has this many, or (in 2D) the model has no Conv1d."""
     if len(shape) not in (2, 3):
         return False
     kinds = list(model.modules())

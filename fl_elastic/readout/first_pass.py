@@ -1,4 +1,4 @@
-"""What a small forward pass shows of a model: which examples suffice, how many outputs it has, its last layer."""
+"""A small forward pass that determines how many examples suffice, the number of outputs, and the last layer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FirstPass:
 
     @classmethod
     def of(cls, model: nn.Module, batch: tuple[Any, Any]) -> FirstPass:
-        """Return what a pass over some examples of a batch shows; the model is not changed.
+        """Run a pass over some examples of a batch, and return its result; the model is not changed.
 
         Raises
         ------

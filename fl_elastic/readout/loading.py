@@ -1,4 +1,4 @@
-"""Rebuild the module that a state belongs to: a model, or the part of it that ends where a head reads."""
+"""Rebuild the module of a state dict: a model, or the part of it that ends where a head reads."""
 
 from __future__ import annotations
 

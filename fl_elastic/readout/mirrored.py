@@ -17,7 +17,7 @@ _IMAGES = 4
 
 
 def with_mirror_images(inputs: Any) -> Any:
-    """Return the inputs of a batch followed by the same with images mirrored, left to right.
+    """Return the inputs of a batch, followed by the same inputs with images mirrored left to right.
 
     Raises
     ------

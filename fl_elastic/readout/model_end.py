@@ -1,4 +1,4 @@
-"""What a model does with the output of its last linear layer: a link function, and the shape of its outputs."""
+"""The end of a model after its last linear layer: a link function, and the shape of the outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fl_elastic.groups.forward import call_model, scores_of
 from fl_elastic.groups.torch_private import version_of
 
-# With the axis of the classes.
+# Link functions by name; the second argument is the axis of the classes.
 _LINKS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "log_softmax": torch.log_softmax,
     "softmax": torch.softmax,
@@ -25,16 +25,16 @@ _STEPS = 16
 
 @dataclass(frozen=True)
 class ModelEnd:
-    """How a model's outputs are made from the output of its last linear layer.
+    """How a model computes its outputs from the output of its last linear layer.
 
     Attributes
     ----------
     shape : tuple of int or None
         Shape of the outputs, or of the ``logits`` in them; None if there are no scores.
     layer : str
-        Name of the linear layer; empty if the outputs are made in another way.
+        Name of the linear layer; empty if the outputs are computed in another way.
     link : str
-        Name of the function of its output, such as ``log_softmax``; empty if it is none.
+        Name of the link function, such as ``log_softmax``; empty if there is none.
     squeezed : bool
         Whether the axis of a single output is removed, so that outputs have shape (N,).
 
@@ -52,7 +52,7 @@ class ModelEnd:
 
     @classmethod
     def of(cls, model: nn.Module, inputs: object) -> ModelEnd:
-        """Return the end of a model, found by passes over a few inputs in its present mode."""
+        """Return the end of a model, determined by passes over a few inputs in its present mode."""
         layers = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
         seen: list[tuple[str, Tensor, int | None]] = []
         with torch.no_grad():
@@ -68,7 +68,7 @@ class ModelEnd:
             name, out, _ = seen[-1] if seen else ("", scores, None)
             if not name or out.ndim != 2:
                 return cls(shape)
-            # Run again with known numbers in place of the output, to see what the model makes of them.
+            # Run again with known numbers in place of the layer's output, to identify the link function.
             instead = torch.linspace(-2.0, 3.0, out.numel()).to(out).reshape(out.shape)
             version = version_of(instead)
             with _outputs_of({name: layers[name]}, lambda _, __: instead):
@@ -87,17 +87,17 @@ class ModelEnd:
 
 
 def link_of(outputs: Tensor, scores: Tensor, axis: int = 1) -> str | None:
-    """Return the name of the function that makes outputs of a layer's scores; None if it is none of these.
+    """Return the name of the link function from a layer's scores to the outputs; None if it is not a known one.
 
-    It is empty where outputs are the scores, in another shape or precision. A copy is not recognised: it may be the
-    work of a function that leaves only these scores as they are.
+    The name is empty if the outputs are the scores, perhaps in another shape or precision. A copy of the scores is
+    not recognised, because it may come from a function that happens not to change these scores.
 
     Parameters
     ----------
     outputs : Tensor
-        Of any shape with as many numbers.
+        Outputs of the model, of any shape with as many numbers as the scores.
     scores : Tensor
-        What the layer put out.
+        Output of the layer.
     axis : int
         The axis of the classes.
 
@@ -126,7 +126,7 @@ def link_of(outputs: Tensor, scores: Tensor, axis: int = 1) -> str | None:
 
 @contextmanager
 def _outputs_of(layers: Mapping[str, nn.Module], seen: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Call a function with the name and output of each of these layers; what it returns replaces the output."""
+    """Call a function with the name and output of each of these layers; its result, if any, replaces the output."""
     handles = [
         layer.register_forward_hook(lambda _, __, out, name=name: seen(name, out))
         for name, layer in layers.items()

@@ -1,4 +1,4 @@
-"""Where in a model a head reads: outputs of modules or the model's input, and how these become features."""
+"""Names of the places that a head reads: a tensor in a model, or the model's input, and its pooling to features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INPUT = "input"
 """Name of the model's own input in a place."""
 
 MOST_FEATURES = 2048
-"""Default bound on features: the work of a head grows with their square."""
+"""Default bound on features: the cost of solving for a head grows with their square."""
 
 BODY, HEAD = "body", "head"
 """Names of the submodules of a readout: the model and the linear layer."""
@@ -92,7 +92,7 @@ def parse_places(text: str) -> tuple[Place, ...]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a head reads: places side by side, optionally projected onto fewer directions.
+    """The reading of a head: features of places side by side, optionally projected onto fewer directions.
 
     Attributes
     ----------
@@ -119,14 +119,14 @@ class Reading:
 
     @classmethod
     def parse(cls, text: str) -> Reading:
-        """Return the reading of this name; raise PlanError if it is not one."""
+        """Return the reading with this name; raise PlanError if the name is invalid."""
         places, given, width = text.removeprefix(_MIRRORED).rpartition(_WIDTH)
         if not given or "@" in width:
-            # A module may have the sign in its name.
+            # The name of a module may contain the sign for the width.
             places, given, width = text.removeprefix(_MIRRORED), "", ""
         if given and not (width.isdecimal() and 0 < int(width) < _MOST_WIDTH):
             raise PlanError(
-                f"{text!r} gives no number of features: use for example {_AUTO}>512 or features.6@grid8>256"
+                f"{text!r} has no number of features after >: use for example {_AUTO}>512 or features.6@grid8>256"
             )
         chosen = () if places == _AUTO else parse_places(places)
         return cls(chosen, int(width or 0), text.startswith(_MIRRORED))

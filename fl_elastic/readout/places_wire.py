@@ -26,7 +26,7 @@ _ROUNDED = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class PlacesReply:
-    """A client's statement about the places of its model that can be read.
+    """A client's reply about the places of its model that can be read.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ def encode_places(reply: PlacesReply, manifest: Manifest) -> bytes:
         exact += [mean.astype("<f4"), scale]
         standard.append(by_fold((centred / scale).astype(np.float32)))
     constant, targets = by_fold(sample.constant[:, None]), by_fold(sample.targets)
-    # All rows of a fold are turned alike, so that sums over features and targets stay what they are.
+    # All rows of a fold are rotated in the same way, which leaves sums over features and targets unchanged.
     axes = [
         np.linalg.eigh(sum(part @ part.T for part in parts))[1].T
         for parts in zip(*standard, constant, targets, strict=True)
@@ -173,10 +173,10 @@ def decode_places(data: bytes | memoryview, manifest: Manifest) -> PlacesReply:
 def _check_examples(
     constant: NDArray[np.float64], targets: NDArray[np.float64], counts: list[int], classes: bool
 ) -> None:
-    """Raise UpdateError unless the rows of each fold can be examples that were mixed by a rotation.
+    """Raise UpdateError unless the rows of each fold can be examples multiplied by a rotation.
 
-    A rotation preserves the number of examples and, for classes, the number in each class and that no example is in
-    two.
+    A rotation preserves the number of examples and, for classes, the number in each class and the fact that no
+    example is in two classes.
     """
     start = 0
     for count in counts:
@@ -184,7 +184,7 @@ def _check_examples(
         start += count
         most = _ROUNDED * count
         if abs(ones @ ones - count) > most:
-            raise UpdateError(f"{count} rows of a fold stand for {ones @ ones:.4g} examples")
+            raise UpdateError(f"{count} rows of a fold represent {ones @ ones:.4g} examples")
         if classes:
             each = ones @ own
             # Products of targets with each other, of which there may be many, minus the diagonal matrix of `each`.
@@ -198,7 +198,7 @@ def _finite(payload: memoryview, kind: str) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):
         numbers = np.frombuffer(payload, kind).astype(np.float64)
     if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0.0) > _MOST:
-        raise UpdateError("places hold numbers that are not finite, or beyond any use")
+        raise UpdateError(f"places hold numbers that are not finite, or larger than {_MOST:g}")
     return numbers
 
 

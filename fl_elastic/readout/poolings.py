@@ -1,4 +1,4 @@
-"""Poolings: how the tensor at a place becomes a row of features for each example."""
+"""Poolings, which turn the tensor at a place into a row of features for each example."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fl_elastic.registry import Registry
 class Pooling(Protocol):
     """Makes the module that turns tensors of one shape into rows of features.
 
-    A pooling is registered under a name without digits, because digits after it in a place's name are its size.
-    `fl_elastic.testing.pooling_checks` test whether a pooling keeps this contract.
+    A pooling is registered under a name without digits, because digits that follow it in a place's name are its
+    size. `fl_elastic.testing.pooling_checks` test whether a pooling keeps this contract.
     """
 
     def __call__(self, shape: tuple[int, ...], size: int) -> nn.Module:
@@ -35,14 +35,14 @@ POOLINGS: Registry[Pooling] = Registry(
 
 
 def pooling_for(place: Place, given: Tensor) -> nn.Module:
-    """Return the module that pools, at a place, tensors with the shape of this one and any number of examples.
+    """Return the pooling module of a place, for tensors of the shape of ``given`` and any number of examples.
 
     Raises
     ------
     RegistryError
-        If its pooling is not registered.
+        If the place's pooling is not registered.
     PlanError
-        If the shape does not suit it.
+        If the shape does not suit the pooling.
 
     Examples
     --------
@@ -89,8 +89,8 @@ class TokenPooling(nn.Module):
     Parameters
     ----------
     shape : tuple of int
-        (T, C), or (H, W, C) as in Swin. Whether tokens form a square is decided by this T: batches of texts may
-        have others.
+        (T, C), or (H, W, C) as in Swin. This T decides whether tokens form a square; batches of texts may later
+        have another T.
     size : int
         Number of cells along each dimension.
     """
@@ -120,7 +120,7 @@ class TokenPooling(nn.Module):
 
 @POOLINGS.register("first")
 class FirstToken(nn.Module):
-    """The first token, as classification reads it.
+    """The first token, such as a class token.
 
     Parameters
     ----------

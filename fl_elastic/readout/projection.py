@@ -1,4 +1,4 @@
-"""Fewer features for a head to read: projections onto the directions in which a fleet's examples vary most."""
+"""Projection of features onto the fewer directions in which a fleet's examples vary most."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Directions:
     exponents : array of int8, shape (D,)
         Exponents of the powers of two that scale features to about unit variance.
     matrix : array of int8, shape (K, D)
-        Orthogonal directions of most variance, randomly rotated among each other. So a penalty that treats all read
-        numbers alike does not penalise the leading directions more than others.
+        Orthogonal directions of most variance, randomly rotated among each other, so that a penalty that treats all
+        projected features alike does not favour some of the directions.
     """
 
     def __init__(self, exponents: NDArray[np.int8], matrix: NDArray[np.int8]) -> None:
@@ -40,9 +40,9 @@ class Directions:
         Parameters
         ----------
         rows : sequence of array, shape (R, D_i)
-            Features at each place, side by side; the examples' rows may be rotated.
+            Features at each place; the rows of examples may be rotated.
         constant : array, shape (R,)
-            The value of each row in place of an example's constant 1.
+            Value of each row in place of an example's constant 1.
         width : int
             Number of directions; fewer if the rows span less.
 
@@ -77,7 +77,7 @@ class Directions:
 class Projection(nn.Module):
     """Projects features onto fixed directions.
 
-    The directions are integer buffers, because these travel with a model and no server averages them.
+    The directions are integer buffers, because integer buffers travel with a model and are not averaged by servers.
 
     Parameters
     ----------

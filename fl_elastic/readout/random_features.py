@@ -1,6 +1,7 @@
-"""Fixed random features, for inputs for which no pretrained model has features.
+"""Fixed random features of inputs, for data for which there is no pretrained model.
 
-They are equal on every device, because numpy draws them from a fixed seed, and are not part of a model's state.
+They are equal on every device, because their weights are drawn by numpy from a fixed seed, and these are not part
+of a model's state.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class RandomFeatures(nn.Module):
     def _dilated(
         self, rng: np.random.Generator, shape: tuple[int, ...], count: int
     ) -> tuple[list[_Floats], _Floats]:
-        """Draw kernels that each read some of the channels, and set the dilations that they are used with."""
+        """Draw kernels that each read some of the channels, and set the dilations of the kernels."""
         channels, length = shape
         most = max(int(math.log2(max((length - 1) / (_LENGTH - 1), 1))), 0)
         drawn = np.sort(rng.integers(0, most + 1, count))
@@ -113,7 +114,7 @@ class RandomFeatures(nn.Module):
 
 
 def _without_mean(filters: _Floats) -> _Floats:
-    """Return the filters with zero mean, so that even brightness gives zero, and with length one."""
+    """Return the filters with zero mean, so that uniform brightness gives zero, and with norm one."""
     filters = filters - filters.mean(axis=(2, 3), keepdims=True)
     scaled: _Floats = filters / np.sqrt((filters**2).sum(axis=(1, 2, 3), keepdims=True))
     return scaled

@@ -1,4 +1,4 @@
-"""A model that ends where a head reads: the body up to the places, pooling, and a linear layer."""
+"""A model that ends where its head reads: the body up to the places, poolings, and a linear layer."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from fl_elastic.update.manifest import READ_FROM, refuse_other_places
 
 
 class Readout(nn.Module):
-    """Class scores, or numbers, by a linear layer that reads one or several places of a model.
+    """A model whose outputs come from a linear layer that reads one or several places of another model.
 
     It is an ordinary module: its forward pass ends at the last of the places, and its state holds the part of the
-    body that is needed for this, the layer, and the names of the places. It shares the body's parameters and does
-    not change the body.
+    other model that is needed for this, the layer, and the names of the places. It shares the other model's
+    parameters and does not change that model.
 
     Parameters
     ----------
     model : nn.Module
         The model whose first part is used.
     places : str, Reading or sequence of Place
-        Where it reads, such as ``features.3@grid8+features.6@grid4``, or ``features.6@grid8>256`` for features that
-        are projected onto 256 directions; with ``mirrored:`` before it, features are means over each image and its
+        Places to read, such as ``features.3@grid8+features.6@grid4``, or ``features.6@grid8>256`` for features that
+        are projected onto 256 directions; with the prefix ``mirrored:``, features are means over each image and its
         mirror image.
     inputs : any
         Inputs of a batch, in the model's form, for the shapes. No example is kept.
@@ -52,8 +52,8 @@ class Readout(nn.Module):
     head : nn.Linear
         The layer, with zero weights until it is solved for or trained.
     end : ModelEnd
-        What the model does with the output of its own last layer, such as ``log_softmax``; the readout does the
-        same.
+        Function that the model applies to the output of its own last layer, such as ``log_softmax``; the readout
+        applies the same.
     reading : Reading
         Places and number of directions.
     projection : Projection or None
@@ -62,8 +62,8 @@ class Readout(nn.Module):
     Raises
     ------
     PlanError
-        If no place is named, a place is not in the model, its shape does not suit its pooling, or inputs are no
-        images that can be mirrored.
+        If no place is named, a place is not in the model, its shape does not suit its pooling, or the inputs to be
+        mirrored hold no images.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class Readout(nn.Module):
             if self.reading.width:
                 self.projection = Projection(features.shape[1], self.reading.width, features.device)
                 features = self.projection(features)
-        # The layer's initial weights are discarded, so drawing them must not advance the random state.
+        # The layer's initial weights are discarded, so drawing them must not change the random state.
         with preserved_rng():
             self.head = nn.Linear(
                 features.shape[1], outputs, device=features.device, dtype=features.dtype
@@ -137,7 +137,7 @@ class Readout(nn.Module):
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
         given = {READ_FROM: state_dict.get(f"{prefix}{READ_FROM}")}
-        # Before anything is copied, since another place's tensors may have the same names and shapes.
+        # Before anything is copied, because tensors of another place may have the same names and shapes.
         refuse_other_places({READ_FROM: self.read_from}, given)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
@@ -149,8 +149,9 @@ class Readout(nn.Module):
         features = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
         if self._wide and features.shape[1] != self._wide:
             raise PlanError(
-                f"{self.reading} gives {features.shape[1]} numbers an example here, and {self._wide} where it was "
-                "made, as inputs differ in size: pool it on a grid, or read the last layer"
+                f"{self.reading} gives {features.shape[1]} features per example for these inputs, and {self._wide} "
+                "for those that it was made with, as inputs differ in size: pool it on a grid, or read the last "
+                "layer"
             )
         if self.reading.mirrored:
             features = mean_of_views(features)
@@ -161,7 +162,7 @@ def _end_of(model: nn.Module, inputs: Any) -> ModelEnd:
     """Return the end of a model; an end without scores if it cannot run to its end on these inputs."""
     try:
         return FirstPass.of(model, (inputs, inputs)).end
-    # Beyond the places a model may raise any exception on inputs that it does not expect.
+    # After the places a model may raise any exception on inputs that it does not expect.
     except Exception:
         return ModelEnd(None)
 
@@ -189,7 +190,8 @@ def reaching(
     inputs : any
         Inputs of a batch.
     stop : bool
-        Whether to end the pass at the last place by an exception, which no tracer can follow; otherwise it runs on.
+        Whether to end the pass at the last place by an exception, which tracers cannot follow; otherwise it runs to
+        its end.
     reached : callable, optional
         Called with each place when the pass reaches it.
 
@@ -230,7 +232,7 @@ def reaching(
             module = _module(model, place)
             if place.at_input:
                 handles.append(
-                    # Before other hooks, which must not see the module begin if the pass ends here.
+                    # Before other hooks, which must not record the module's start if the pass ends here.
                     module.register_forward_pre_hook(
                         lambda _, given, named, place=place: note(
                             place, next(iter((*given, *named.values())), None)
@@ -309,8 +311,8 @@ def kept_tensors(
             if not names.keys() >= set(kept):
                 unlike = sorted(set(kept) - names.keys())[0]
                 raise ModelError(
-                    f"the model's state is under other names, such as {unlike!r}, when it is part of another "
-                    "model: in a fleet the head of such a model can only read at the last layer"
+                    f"the model's state has other names, such as {unlike!r}, if the model is part of another "
+                    "model: in a fleet the head of such a model can only read the input of its last layer"
                 )
             found |= dict.fromkeys(by_tensor[place.module, place.at_input], kept)
     return found
@@ -364,7 +366,7 @@ def _running_modules(model: nn.Module, began: set[str], ended: set[str]) -> Iter
 
 
 class _Copy:
-    """A copy of a model that shares its tensors; more and more of its modules are replaced by no-ops."""
+    """A copy of a model that shares its tensors, and in which modules that are not needed become no-ops."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -388,7 +390,7 @@ class _Copy:
         if not idle:
             return self._model
         if self._copied is None or not self._idle <= idle:
-            # A layer may also hold a tensor that it has computed, as weight_norm does, which cannot be copied.
+            # A layer may also hold a computed tensor, as with weight_norm, which cannot be copied.
             held = (value for module in self._model.modules() for value in vars(module).values())
             tensors = [*self._model.parameters(), *self._model.buffers()]
             tensors += [each for each in held if isinstance(each, Tensor)]
@@ -419,10 +421,10 @@ def _gives(
 
 
 def _idle(names: list[str], began: set[str], ended: set[str]) -> set[str]:
-    """Return the modules that did not run, nor any module inside them, and that lie in no module that finished.
+    """Return the modules that did not run, contain no module that ran, and are in no module that finished.
 
     A module that finished may have used the weights of a module inside it without running that module, as attention
-    does with its last layer.
+    does with its output projection.
     """
     ran = {"", *began, *(outer for name in began for outer in _around(name))}
     return {name for name in names if name not in ran and not _around(name) & ended}

@@ -1,1 +1,1 @@
-"""State that a process must find again: files, archives, and one codec between archives and dataclasses."""
+"""Durable state: atomic files, archives, rows in SQLite, and one codec between archives and dataclasses."""

@@ -1,4 +1,4 @@
-"""The container of all state on disk: facts, named arrays, and a digest of both.
+"""The file format of state on disk: facts, named arrays, and a digest of both.
 
 Layout, little-endian: magic ``FLEA``, format version (u16), zero (u16), length of the text (u32), BLAKE2b digest of
 all the rest (32 bytes), text (JSON: kind and version of the content, facts, a table with name, dtype and shape of
@@ -23,7 +23,7 @@ from fl_elastic.errors import ArchiveError, ArchiveVersionError
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 
 if TYPE_CHECKING:
-    # Imported lazily: the command line looks for archives too, and must start without numpy.
+    # Imported lazily: the command line uses this module too, and must start without numpy.
     import numpy as np
     from numpy.typing import NDArray
 
@@ -95,7 +95,7 @@ def write_archive(
     ArchiveError
         If an array has an unsupported type, or the facts are too long.
     OSError
-        If the disk does not take it; the old file is then still there.
+        If the disk refuses the write; the old file then stays.
     """
     return write_atomically(path, _parts(kind, facts, arrays or {}), mode, durable=durable)
 
@@ -115,9 +115,9 @@ def read_archive(path: str | os.PathLike[str], kind: Kind, *, most: int | None =
     path : path-like
         The file.
     kind : Kind
-        The kind that it must hold.
+        The expected kind of content.
     most : int, optional
-        Most bytes that it may have.
+        Largest accepted size of the file in bytes.
 
     Raises
     ------
@@ -159,12 +159,16 @@ def _parts(
     table = []
     for name, array in kept.items():
         if not _DTYPE.fullmatch(array.dtype.str):
-            raise ArchiveError(f"array {name[:80]!r} has type {array.dtype}, which is not kept")
+            raise ArchiveError(
+                f"array {name[:80]!r} has type {array.dtype}, which is not supported"
+            )
         table.append([name, array.dtype.str, list(array.shape)])
     head = {"kind": kind.name, "version": kind.version, "facts": dict(facts), "arrays": table}
     text = json.dumps(head, separators=(",", ":")).encode()
     if len(text) > _MOST_TEXT:
-        raise ArchiveError(f"facts take {len(text)} bytes, at most {_MOST_TEXT}: keep arrays")
+        raise ArchiveError(
+            f"facts take {len(text)} bytes, at most {_MOST_TEXT}: store them as arrays"
+        )
     start = _START.pack(_MAGIC, _FORMAT, 0, len(text))
     numbers = [array.reshape(-1).view(np.uint8).data for array in kept.values()]
     digest = blake2b(start + text, digest_size=_DIGEST_BYTES)

@@ -1,4 +1,4 @@
-"""One codec between dataclasses and archives: a class declares its fields and needs no conversion code.
+"""One codec between dataclasses and archives, driven by type hints: classes need no conversion code.
 
 pydantic is not used: it does not support arrays, and builds a schema of each class in every process, even one that
 lives for one message.
@@ -101,7 +101,7 @@ def _fact(value: Any, path: str, arrays: dict[str, Any]) -> Any:
     """Return the JSON form of a value, and add its arrays to ``arrays``."""
     if isinstance(value, np.ndarray):
         arrays[path] = value
-        # The array is found by its path.
+        # The array is looked up by its path.
         return True
     if isinstance(value, Enum):
         return value.value
@@ -121,8 +121,8 @@ def _under(path: str, name: str | int) -> str:
     return f"{path}/{name}" if path else str(name)
 
 
-# A reader takes a fact, its place, and the arrays, from which it removes its own. A place is a name and the place
-# that contains it; the path is only put together if it is needed.
+# A reader takes a fact, its place, and the arrays, from which it removes the value's arrays. A place is a name and
+# the place that contains it; paths are only built when they are needed.
 _Place: TypeAlias = "tuple[_Place | None, str | int] | None"
 _Reader: TypeAlias = Callable[[Any, _Place, dict[str, Any]], Any]
 
@@ -251,7 +251,7 @@ def _array_reader(parts: tuple[Any, ...]) -> _Reader:
 
 
 def _made(kind: Callable[[Any], Any], place: _Place, fact: Any) -> Any:
-    """Return ``kind(fact)``; ArchiveError with the reason if the class refuses it."""
+    """Return ``kind(fact)``; raise ArchiveError with the reason if the class refuses it."""
     try:
         return kind(fact)
     except _REFUSALS as error:

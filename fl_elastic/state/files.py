@@ -23,16 +23,16 @@ def write_atomically(
     *,
     durable: bool = True,
 ) -> Path:
-    """Replace the file at ``path`` by ``data`` through a temporary file beside it; make its folder.
+    """Replace the file at ``path`` by ``data``, through a temporary file beside it; make its folder if missing.
 
     ``data`` may be several parts, which are written one after the other.
 
-    With a ``mode``, the file has exactly these permissions from its first byte on, whatever the umask; if the file
-    is its owner's alone, so is a folder made for it. Without a ``mode``, file and folder have default permissions,
-    which suits files that are handed on.
+    With a ``mode``, the file has exactly these permissions from its first byte on, whatever the umask; if only the
+    owner may access it, this also holds for a folder made for it. Without a ``mode``, file and folder have default
+    permissions, for files that others read.
 
-    A ``durable`` file survives a loss of power: the disk is waited for. Without it the disk may take its time, and
-    such a loss may leave a damaged file.
+    With ``durable`` the function waits until the data are on the disk, so that the file survives a loss of power.
+    Otherwise such a loss may leave a damaged file.
     """
     target = Path(path)
     if mode is None or mode & ~OWNER_ONLY:
@@ -45,7 +45,7 @@ def write_atomically(
             temporary, "wb", opener=partial(os.open, mode=0o666 if mode is None else mode)
         ) as stream:
             if mode is not None:
-                # The umask, or a file left behind by an interrupted process, may have given it other permissions.
+                # The umask, or a file left by an interrupted process, may have led to other permissions.
                 os.fchmod(stream.fileno(), mode)
             stream.writelines([data] if isinstance(data, bytes) else data)
             if durable:
@@ -86,10 +86,10 @@ def private_file(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> list[str]:
-    """Delete the temporary files of `write_atomically` whose process is gone; return their names.
+    """Delete the temporary files of `write_atomically` whose process has ended; return their names.
 
-    A process that was killed while writing leaves one. A file that cannot be deleted, or whose process is alive,
-    stays.
+    A process that is killed while writing leaves such a file. A file that cannot be deleted, or whose process is
+    alive, stays.
     """
     removed = []
     try:
@@ -119,10 +119,10 @@ def only_one(path: str | os.PathLike[str]) -> Iterator[None]:
     OSError
         If the file cannot be made or opened.
     """
-    # Not available on every system, and nothing else in the library needs it.
+    # Imported here: not available on every system, and only needed for the lock.
     import fcntl
 
-    # Locking only needs a descriptor for reading.
+    # A descriptor for reading is enough for a lock.
     descriptor = private_file(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

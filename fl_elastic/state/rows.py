@@ -1,4 +1,4 @@
-"""Small blobs by key, in a SQLite file that one process uses at a time, or in memory."""
+"""Byte strings by key, in a SQLite file that one process uses at a time, or in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SETTINGS = (
     # Deleted data is overwritten, also in the journal, which is empty between two calls.
     "PRAGMA journal_mode = TRUNCATE",
     "PRAGMA secure_delete = ON",
-    # A killed process loses nothing; a file damaged by a power cut is detected and made again.
+    # Nothing is lost if the process is killed; a file damaged by a power cut is detected and made again.
     "PRAGMA synchronous = OFF",
     "PRAGMA cell_size_check = ON",
     # The lock is held from the first transaction to the end.
@@ -34,18 +34,18 @@ _SCHEMA = (
 _DIGEST = 8
 # Bytes of a row beside its data: key, digest, lengths and place.
 _BESIDE = 48
-# SQLite keeps a row in a shared page if it fits, else in pages of its own. Larger pages waste less of the shared
-# ones, but are rewritten for each small row.
+# SQLite keeps a row in a shared page if it fits, else also in pages of its own. Larger pages waste less space of
+# shared pages, but are rewritten for each small row.
 _PAGE, _LARGE_PAGE = 4096, 16_384
 _OF_PAGE = 36
 # Pages of the schema and of the tree over the rows.
 _MORE_PAGES = 8
-# SQLite takes no more values in one query.
+# Largest number of values in one query of SQLite.
 _AT_ONCE = 500
 
 
 def page_for(row_bytes: int) -> int:
-    """Return the page size that wastes least if many rows of this size are added at once."""
+    """Return the page size that wastes the least space if many rows of this size are added at once."""
     return _LARGE_PAGE if row_bytes + _BESIDE <= _PAGE - _OF_PAGE else _PAGE
 
 
@@ -72,19 +72,19 @@ def delete(path: Path) -> None:
 
 
 class Rows:
-    """Blobs by key; each call takes effect completely or not at all, even if the process is killed.
+    """Byte strings by key; each call takes effect completely or not at all, even if the process is killed.
 
-    Every row carries a digest of its content and the subject; a row whose digest does not fit is treated as
-    missing. A file that is damaged, of another subject or too large is deleted and made again.
+    Every row has a digest of its content and the subject; a row with a wrong digest is treated as missing. A file
+    that is damaged, of another subject or too large is deleted and made again.
 
     Parameters
     ----------
     path : Path or None
-        The file; it and its folder are made if missing. None for memory.
+        The file; it and its folder are made if missing. None to hold the rows in memory.
     subject : bytes
-        What all rows belong to, such as the digest of a model. Rows of another subject are deleted.
+        Subject of all rows, such as the digest of a model. Rows of another subject are deleted.
     most : int
-        Most bytes of the file, not counting some pages for its structure.
+        Largest size of the file in bytes, not counting some pages for its structure.
     page : int
         Page size of a new file.
 
@@ -127,7 +127,7 @@ class Rows:
         self._last = max(self.places.values(), default=0)
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the data of each key; None for missing ones."""
+        """Return the data of each key; None for a missing key."""
         wanted = [self.places[key] for key in keys if key in self.places]
         found: dict[bytes, bytes] = {}
         with suppress(sqlite3.DatabaseError):
@@ -146,7 +146,7 @@ class Rows:
         Raises
         ------
         OSError
-            If the disk does not take them, or the file would exceed its bound.
+            If the disk refuses them, or the file would exceed its bound.
         """
         places = {key: self._last + i for i, (key, _) in enumerate(rows, 1)}
         written = [(places[key], key, self._digest(key, data), data) for key, data in rows]

@@ -15,7 +15,7 @@ from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.intake import Refused, checked_batch, checked_sample
 from fl_elastic.streaming.sources import SourcePosition
 
-# Sender names that are kept.
+# Number of sender names that are kept.
 _NAMES = 1000
 
 # Most samples of one forward pass: a larger batch only needs more memory.
@@ -36,8 +36,9 @@ class Observation:
     drift, adapted, rolled_back : bool
         Whether the sample led to a drift, to an adaptation, or to one that was undone.
     sample_id : int or None
-        Id for giving the label later; None if the sample was refused, or would be lost if the process were killed,
-        or was no longer in the store when its label came, so that its prediction counts and nothing is learned.
+        Id with which to give the label later. None if the sample was refused, would be lost if the process were
+        killed, or was no longer in the store when its label came; in the last case its prediction counts in the
+        accuracy, but nothing is learned from it.
     again : bool
         Whether the sample was known already by its sender's name; it is not counted again, but its label is given
         to it.
@@ -57,7 +58,7 @@ class Observation:
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """Samples that arrive together, with one label and one name each; None for what was not given."""
+    """Samples that arrive together, each with a label and a name; None for a label or name that was not given."""
 
     xs: Sequence[Any]
     ys: Sequence[Any]
@@ -65,11 +66,11 @@ class Arrivals:
 
     @classmethod
     def checked(cls, xs: Any, ys: Any, names: Sequence[str | None] | None) -> Arrivals:
-        """Return checked arrivals; StreamError if the numbers of samples, labels and names differ."""
+        """Return checked arrivals; raise StreamError if the numbers of samples, labels and names differ."""
         samples, labels = checked_batch(xs, ys)
         called = [None] * len(samples) if names is None else list(names)
         if len(called) != len(samples):
-            raise StreamError(f"{len(samples)} samples and {len(called)} names: give as many")
+            raise StreamError(f"{len(samples)} samples and {len(called)} names: give one name each")
         return cls(samples, labels, called)
 
     def before(self, count: int) -> Arrivals:
@@ -185,7 +186,7 @@ class LookAhead:
         self._samples: dict[int, NDArray[Any]] = {}
         self._looks: dict[int, Look] = {}
         self._model: object = None
-        # Samples before this index go through the model one by one, since it refused them as a batch.
+        # Samples before this index go through the model one by one, because it refused them as a batch.
         self._alone = 0
 
     def sample(self, index: int) -> NDArray[Any]:
@@ -212,7 +213,7 @@ class LookAhead:
 
     def _look_together(self, index: int) -> None:
         end = min(index + _TOGETHER, len(self._xs))
-        indices = [each for each in range(index, end) if self._makes_sense(each)]
+        indices = [each for each in range(index, end) if self._is_valid(each)]
         try:
             kept, scores = self._classifier.looks(np.stack([self._samples[p] for p in indices]))
         except Refused:
@@ -220,7 +221,7 @@ class LookAhead:
             return
         self._looks = {each: (kept[i], scores[i]) for i, each in enumerate(indices)}
 
-    def _makes_sense(self, index: int) -> bool:
+    def _is_valid(self, index: int) -> bool:
         try:
             self.sample(index)
         except Refused:

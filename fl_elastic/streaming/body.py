@@ -28,7 +28,7 @@ def as_floats(inputs: Tensor) -> Tensor:
 
 
 def scores_of(outputs: Any) -> Tensor:
-    """Return the class scores of a batch, shape (B, C); ModelError if the outputs have another form."""
+    """Return the class scores of a batch, shape (B, C); raise ModelError if the outputs have another form."""
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         seen = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
         raise ModelError(
@@ -69,7 +69,7 @@ class Body(ABC):
 
 
 class Upper(Body):
-    """The part of a model above a place, which takes the features there; the part below is frozen.
+    """The part of a model above a place, which takes the features at this place; the part below is frozen.
 
     Attributes
     ----------
@@ -224,5 +224,5 @@ class LastLayerBody(Upper):
                 raise ModelError(NOT_LINEAR)
         features = call.given
         if not torch.isfinite(features).all():
-            raise TrainingError("what enters its last layer is not finite")
+            raise TrainingError("the input of its last layer is not finite")
         return features.float().cpu().numpy(), call.out.float().cpu().numpy()

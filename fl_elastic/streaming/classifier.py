@@ -49,7 +49,7 @@ class ClassifierState:
     classes : tuple of int
         Labels of the first outputs.
     outputs : int or None
-        Number of outputs; None if no head tells it.
+        Number of outputs; None if it is not known.
     like : SampleForm or None
         Form of each sample; None before the first one.
     features : str or None
@@ -167,7 +167,7 @@ class Classifier:
         return looked
 
     def _other_numbers(self, samples: NDArray[Any]) -> str:
-        """Return what to do if the model takes these samples as numbers of another type; empty if it does not."""
+        """Return advice if the model accepts these samples in another number type; empty if it does not."""
         other = np.dtype(np.int64 if samples.dtype.kind == "f" else np.float32)
         try:
             WholeModel(self.model, self._prepare).looks(samples.astype(other))
@@ -218,7 +218,7 @@ class Classifier:
                 )
 
     def _loss_refuses(self, outputs: int) -> str:
-        """Return why the loss cannot take so many scores, such as too few class weights; empty if it can."""
+        """Return why the loss cannot take this number of scores, such as too few class weights; empty if it can."""
         device = model_device(self.model)
         scores, targets = torch.zeros(1, outputs), torch.full((1,), outputs - 1)
         try:
@@ -238,7 +238,7 @@ class Classifier:
         return True
 
     def forget_newest(self, known: ClassMap) -> None:
-        """Go back to these labels, which are the first known ones; the other outputs stay for later labels."""
+        """Restore these labels, which are the first of the known ones; other outputs stay free for later labels."""
         self.classes = known
 
     def rebuild(self) -> None:
@@ -289,7 +289,7 @@ class Classifier:
         self.rebuild()
 
     def _outputs(self) -> int | None:
-        """Return the number of class scores; None if no head tells it and the model was not called."""
+        """Return the number of class scores; None if neither the head nor a call of the model has shown it."""
         if self._width is not None:
             return self._width
         try:

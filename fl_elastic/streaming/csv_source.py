@@ -1,4 +1,4 @@
-"""A table as a source: rows of a CSV file, which may grow and be rotated."""
+"""A source that reads the rows of a CSV file, which may grow and be rotated."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Source
     """Yield the rows of a CSV file with a header of names, or of the columns' numbers from 0.
 
     A column ``time`` is skipped. Of the others the column ``label`` (or else the last one) is the label: an
-    integer, or empty or NaN for none; the rest form the sample. A row that cannot be read is passed on with the
+    integer, or empty or NaN for none; the rest form the sample. A row that cannot be read is yielded with the
     reason, and the learner refuses it.
 
     A followed table may be renamed and a new one with the same columns begun in its place: the old one is read to
-    its end first. A table that was truncated, or changed before the position, is refused: there is no telling which
-    of its rows are new.
+    its end first. A table that was truncated, or changed before the position, is refused, because its new rows
+    cannot be told from the old ones.
     """
     path = Path(where)
     if not path.is_file():
@@ -73,7 +73,7 @@ def _first(path: Path, after: Mapping[str, Any], follow: bool) -> TableFile:
         if other.stat().st_ino == inode and (old := TableFile(other)).go_to(after):
             return old
     _LOG.warning(
-        "%s is another table than that of which %s rows were learned, which is gone: it is read from its beginning",
+        "%s is not the table from which %s rows were learned; that one is gone: it is read from its beginning",
         path, rows,
     )  # fmt: skip
     return TableFile(path)
@@ -92,7 +92,7 @@ def _rows(
             # The old table was renamed, and the new one does not exist yet.
             yield from _pause()
         file = TableFile(path)
-        # A file that was rewritten with the same rows is read on from the same place.
+        # Reading of a file that was rewritten with the same rows continues at the same position.
         if not file.go_to(at):
             _LOG.warning("%s is a new table: it is read from its beginning", path)
             file.close()
@@ -107,7 +107,7 @@ def _rows_of(
     Raises
     ------
     StreamDataError
-        If its columns make other samples than ``columns``, those of the rows before.
+        If the columns differ from ``columns``, those of the earlier rows.
     """
     if file.header is not None:
         columns = _columns_as_before(file.header, columns, path)
@@ -150,8 +150,8 @@ def _with_samples(names: list[str], path: Path) -> list[str]:
     for name in ("label", "time"):
         if names.count(name) > 1:
             raise StreamDataError(
-                f"the table {path} has {names.count(name)} columns {name!r}, of which all but one would count as "
-                "part of the sample: rename or remove them"
+                f"the table {path} has {names.count(name)} columns {name!r}, but only one can be the {name}: "
+                "rename or remove the others"
             )
     # Numbers may be names if they number the columns.
     numbered = names == [str(index) for index in range(len(names))]
@@ -164,7 +164,7 @@ def _with_samples(names: list[str], path: Path) -> list[str]:
 
 
 def _columns_as_before(names: list[str], columns: int | None, path: Path) -> int:
-    """Return a checksum of a table's columns; StreamDataError if the rows before had other ones."""
+    """Return a checksum of a table's columns; raise StreamDataError if earlier rows had other columns."""
     found = columns_of(names)
     if columns is not None and found != columns:
         shown = repr(", ".join(names)[:_HEADER_SHOWN])
@@ -204,7 +204,7 @@ def _places(names: list[str]) -> tuple[int, list[int]]:
 
 
 def columns_of(names: list[str]) -> int:
-    """Return a checksum of the columns of a sample and its label; it does not change with those that are ignored.
+    """Return a checksum of the columns of a sample and its label; ignored columns do not affect it.
 
     >>> one, other = columns_of(["a", "b", "label"]), columns_of(["b", "a", "label"])
     >>> one == columns_of(["time", "label", "a", "b"]), one == other
@@ -282,7 +282,7 @@ class TableFile:
         self.inode = os.fstat(self._file).st_ino
         self.header: list[str] | None = None
         self.rows = 0
-        # Bytes that were read but not yielded, their offset, and how far they were searched for a line end.
+        # Bytes read but not yielded yet, their offset, and the number already searched for a line end.
         self._buffer, self._start, self._searched = b"", 0, 0
         # Line end of the first line: some programs write a carriage return alone.
         self._newline: bytes | None = None
@@ -374,7 +374,7 @@ class TableFile:
                 self._refuse(at)
             self._seen_end = self._tail(at)
             return False
-        # Since the last look it may have been truncated and have grown again.
+        # Since the last read the file may have been truncated and have grown again.
         if self._seen_end is not None and self._tail(at) != self._seen_end:
             self._refuse(at)
         self._seen_end = None
@@ -384,7 +384,7 @@ class TableFile:
     def _refuse(self, at: int) -> None:
         raise StreamDataError(
             f"the table {self._path} was cut off or changed before byte {at}, up to which it was read "
-            f"({self.rows} rows): which of its rows are new cannot be told. Append to it, or rename it and begin a "
+            f"({self.rows} rows): new rows cannot be told from old ones. Append to it, or rename it and begin a "
             "new one in its place"
         )
 

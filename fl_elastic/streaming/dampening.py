@@ -18,7 +18,7 @@ from fl_elastic.streaming.guard import Row, Score
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.update.dampening import SquaredGradients
 
-# Most other samples whose squared gradients are computed: each takes a pass of its own.
+# Largest number of other samples whose squared gradients are computed: each takes a pass of its own.
 _MOST_OTHERS = 1000
 _AT_ONCE = 64
 # Relative change of the loss below which the model counts as unchanged.
@@ -42,7 +42,7 @@ class Forgotten:
     before, after : Score
         Loss and accuracy on the held-out window, without these samples.
     exact : bool
-        Whether the model is now exactly one that never saw them: a head in closed form, with their sums subtracted.
+        Whether the model equals one that never saw them, as for a head in closed form, whose sums are subtracted.
     """
 
     examples: int
@@ -108,7 +108,7 @@ def dampen_body(
     known = len(others) + len(beside)
     if not known:
         raise StreamError(
-            "the store holds no labelled sample but those to be forgotten: begin anew"
+            "the store holds no labelled samples besides those to be forgotten: start a new learner"
         )
     if len(others) > _MOST_OTHERS:
         others = np.random.default_rng(seed).choice(others, _MOST_OTHERS, replace=False).tolist()

@@ -1,4 +1,4 @@
-"""How large a store may become on this disk, beside everything else that the stream writes there."""
+"""Limit on the size of a store, so that everything that the stream writes fits the disk."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fl_elastic.streaming.write_ahead import log_bytes
 DEFAULT_CAPACITY = 64 * 2**20
 # Bytes of counters, record points and adaptations in a saved state.
 _FACTS = 2**16
-# Most samples in a saved state: the new ones and the held-out window.
+# Largest number of samples in a saved state: the new ones and the held-out window.
 _ROWS = 544
 # Everything that a stream writes into its folder, besides the store's files.
 _OWN = ("learner.state", "events.log", "profile.state", "summary.json", "report.html", ".lock")
-# Spare bytes of a first start: a later start finds a few blocks less, and must not need a smaller store.
+# Spare bytes at a first start: a later start finds a few blocks less free, and must not need a smaller store.
 _SPARE = 2**16
 
 
@@ -46,7 +46,7 @@ def fitting_capacity(folder: Path, wanted: int | None, state: int) -> int:
     wanted : int or None
         Capacity in bytes that the user asked for; None for `DEFAULT_CAPACITY`, or less if that does not fit.
     state : int
-        Bytes of a saved state; counted twice, since a new one is written beside the old one.
+        Bytes of a saved state; counted twice, because a new one is written beside the old one.
 
     Raises
     ------

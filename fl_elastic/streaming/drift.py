@@ -1,4 +1,4 @@
-"""Drift detectors: they watch the errors of the model, sample by sample."""
+"""Drift detectors, which observe the errors of a model sample by sample."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.registry import Factories
 
-# A detector is made again from this many of its newest errors, each time it has had twice as many.
+# A detector that was given twice this many errors is made again from this many of the newest.
 _REMEMBERED = 2000
 _DELTA = 0.002
 # When more buckets have one size, the two oldest are merged.
@@ -43,8 +43,8 @@ class DriftMemory:
     """A drift detector that starts again after each drift, and survives a restart without a difference.
 
     Its saved state is the list of errors that it was given, so that no object of a library has to be stored; after
-    a restart they are given again. To bound that list, the detector is now and then made again from the newest
-    errors. Changes slower than these errors are then harder to detect.
+    a restart the detector is given them again. To bound that list, the detector is regularly made again from the
+    newest errors. Changes slower than these errors cover are then harder to detect.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class Event:
     number : int
         Number of events so far, including this one.
     facts : mapping
-        What the event says, as JSON can hold it.
+        Content of the event, in a form that JSON can hold.
     x : array or None
         The samples, if the event has any.
     """
@@ -39,7 +39,7 @@ class Event:
 
 
 class EventLog:
-    """A file of events; each is written whole or not at all, and removed once a saved state contains it.
+    """A file of events; each is written whole or not at all, and removed once it is part of a saved state.
 
     Parameters
     ----------
@@ -79,9 +79,9 @@ class EventLog:
         return found
 
     def add(self, event: Event) -> bool:
-        """Write an event; return whether the disk took it. If not, the log is unchanged.
+        """Write an event; return whether it was written. If not, the log is unchanged.
 
-        A kill of this process cannot lose the event; a power cut can, until the next save.
+        The event survives if this process is killed, but a power cut before the next save may lose it.
         """
         data = _bytes(event)
         if self.size + len(data) > self._most:
@@ -175,11 +175,11 @@ class IngestedSamples:
     Parameters
     ----------
     number : int
-        Every sample up to this one was given, except those in ``beside``.
+        Every sample up to this number was given, except those in ``beside``.
     beside : frozenset of int
         Samples up to ``number`` that were not given.
     events : int
-        Number of the learner's events whose changes have been written.
+        Number of the learner's events whose changes are in the store.
 
     Examples
     --------

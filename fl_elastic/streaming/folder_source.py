@@ -1,4 +1,4 @@
-"""A folder as a source: files of samples, each moved away after it was read."""
+"""A source that reads files of samples from a folder, and moves each file away after it was read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _files(path: Path, after: Mapping[str, Any], follow: bool) -> Iterator[Sourc
         yield from _file(begun, after.get("digest", ""), int(after.get("rows", 0)))
         _put_away(begun)
     while True:
-        # A name that begins with a dot is that of a file which somebody is still writing.
+        # A name with a leading dot marks a file that is still being written.
         waiting = sorted(file for file in path.glob("*.npz") if not file.name.startswith("."))
         for file in waiting:
             yield from _file(file, _digest(file), 0)
@@ -65,7 +65,7 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[SourceReading]:
                 raise ValueError(f"no array x, only {', '.join(stored.files)}")
             arrays = {name: stored[name] for name in ("x", "y") if name in stored.files}
         if np.ndim(arrays.get("y", [])) == 0:
-            # One label says that this is the file of one sample.
+            # A label that is one number means that the file holds one sample.
             arrays = {name: array[np.newaxis] for name, array in arrays.items()}
         x = arrays["x"]
         y = arrays.get("y", [None] * len(x))
@@ -86,12 +86,12 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[SourceReading]:
 
 
 def _is_missing(label: Any) -> bool:
-    """Return whether a label is missing: an array of labels can only say so by NaN."""
+    """Return whether a label is missing, which an array of labels can only express by NaN."""
     return isinstance(label, np.floating) and bool(np.isnan(label))
 
 
 def _digest(file: Path) -> str:
-    """Return a digest that tells a file from another of the same name; empty if it cannot be read."""
+    """Return a digest that distinguishes files of the same name; empty if the file cannot be read."""
     try:
         with open(file, "rb") as stream:
             return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

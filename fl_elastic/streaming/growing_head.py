@@ -1,4 +1,4 @@
-"""New classes: which label each output of the model stands for, and a head that grows."""
+"""New classes: the map from labels to outputs, and a head that grows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ClassMap:
         return self if label in self.labels else replace(self, labels=(*self.labels, int(label)))
 
     def outputs(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the output of each label; StreamError for an unknown label."""
+        """Return the output of each label; raise StreamError for an unknown label."""
         places = {label: place for place, label in enumerate(self.labels)}
         try:
             return np.array([places[label] for label in labels.tolist()], np.int64)
@@ -88,11 +88,11 @@ def last_linear(model: nn.Module) -> nn.Linear:
 
 
 def grow_head(model: nn.Module, name: str, outputs: int, seed: int) -> bool:
-    """Replace a linear layer by one with more outputs; return whether that was needed.
+    """Replace a linear layer by one with more outputs; return whether this was needed.
 
-    Old rows stay bit for bit the same. Each new row depends only on the seed and its index, so that growing by two
-    equals growing twice by one. New rows are small (normal, standard deviation 0.01, zero bias), so that a new
-    class has little influence until it is learned.
+    Old rows stay bit-identical. Each new row depends only on the seed and its index, so that growing by two equals
+    growing twice by one. New rows are small (normal, standard deviation 0.01, zero bias), so that a new class has
+    little influence until it is learned.
 
     Parameters
     ----------

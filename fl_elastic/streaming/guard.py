@@ -1,4 +1,4 @@
-"""The newest samples, and the guard that compares models before and after an adaptation on those held out."""
+"""The newest samples, and the guard that compares models before and after an adaptation on held-out samples."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Guard:
-    """Settings: which samples are held out, and when the model counts as worse.
+    """Settings of the guard: which samples are held out, and when the model counts as worse.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class Guard:
 
 
 def _chance(before: Score, after: Score) -> float:
-    """Return the standard error of an accuracy on that many samples, at least the share of one sample."""
+    """Return the standard error of an accuracy on this number of samples; at least the share of one sample."""
     share = (before.accuracy + after.accuracy) / 2
     samples = min(before.samples, after.samples)
     return max(math.sqrt(share * (1 - share) / samples), 1 / samples) + 1e-9
@@ -150,7 +150,7 @@ class RecentSamples:
         return leaving
 
     def release(self) -> list[Row]:
-        """Empty the window after a drift, since its samples are out of date; return them."""
+        """Empty the window, as after a drift, because its samples are out of date; return these samples."""
         leaving, self.held_out = self.held_out, []
         return leaving
 
@@ -165,7 +165,7 @@ class RecentSamples:
         return any(row.number == sample_id for row in self.held_out)
 
     def relabel(self, sample_id: int, y: int) -> None:
-        """Correct the label of a sample that is trained on next, or held out."""
+        """Correct the label of a sample that will be trained on, or is held out."""
         for rows in (self.new, self.held_out):
             for place, row in enumerate(rows):
                 if row.number == sample_id:

@@ -66,7 +66,7 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
         raise Refused("the sample is not an array") from None
     if array.dtype.kind not in _KINDS:
         raise Refused(f"type {array.dtype} is not a number")
-    # A file may come from a machine of another byte order.
+    # A file may come from a machine with another byte order.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise Refused("a number is not finite")
@@ -80,7 +80,7 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
         raise Refused(f"type {array.dtype} instead of {like.dtype}")
     with np.errstate(over="ignore"):
         cast = np.asarray(array, like.dtype, order="C")
-    # Integers that do not fit would become other ones.
+    # Integers that do not fit the type would become other integers.
     fits = np.isfinite(cast) if cast.dtype.kind == "f" else cast == array
     if not fits.all():
         raise Refused(f"a number is beyond the range of {cast.dtype}")

@@ -1,6 +1,6 @@
-"""Weights of models whose heads have different labels: align the rows of the heads, and mix the other tensors.
+"""Join weights of models whose heads have different labels: rows of heads are aligned by label.
 
-A row whose label only one side has is kept as it is.
+A row whose label only one model has is kept unchanged.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ class LabelledWeights:
 
 
 def head_tensors(classifier: Classifier) -> tuple[str, ...]:
-    """Return the names of the tensors with a row per output; ModelError if the model has no such layer."""
+    """Return the names of the tensors with a row per output; raise ModelError if the model has no such layer."""
     name = classifier.head_name
     return tuple(each for each in classifier.model.state_dict() if each.startswith(f"{name}."))
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How much of the federation's model goes into the joined one, from 0 to 1.
+    """Shares of the global model in the joined one, from 0 to 1.
 
     Parameters
     ----------
     share : float
         Share for every tensor that is not fixed.
     fixed : frozenset of str
-        Names of the tensors that are taken wholly from the federation.
+        Names of the tensors that are taken unchanged from the global model.
     """
 
     share: float
     fixed: frozenset[str] = frozenset()
 
     def of(self, name: str) -> float:
-        """Return the federation's share of a tensor."""
+        """Return the global model's share of a tensor."""
         return 1.0 if name in self.fixed else self.share
 
 
 def extended(own: LabelledWeights, other: LabelledWeights) -> LabelledWeights:
-    """Return the device's model with a row for every label of the other model, copied from there if it is new.
+    """Return the device's model with a row for every label of the other model; rows of new labels are copied.
 
-    New rows follow the known ones; the head is lengthened only if it has too few rows.
+    New rows follow the known ones; the head grows only if it has too few rows.
 
     Examples
     --------
@@ -91,9 +91,9 @@ def extended(own: LabelledWeights, other: LabelledWeights) -> LabelledWeights:
 
 
 def overlaid(base: LabelledWeights, top: LabelledWeights) -> LabelledWeights:
-    """Return the tensors of ``top``, with rows in the order and number of ``base``'s head.
+    """Return the tensors of ``top``, with the rows of its head arranged as in ``base``.
 
-    Rows whose label ``top`` lacks are those of ``base``.
+    Rows whose label ``top`` lacks are taken from ``base``.
 
     Examples
     --------
@@ -113,9 +113,9 @@ def overlaid(base: LabelledWeights, top: LabelledWeights) -> LabelledWeights:
 
 
 def joined(own: LabelledWeights, received: LabelledWeights, shares: Shares) -> LabelledWeights:
-    """Return the device's model mixed with the federation's; it has all labels of both, the device's first.
+    """Return the weighted mean of the device's model and the global one; it has all labels of both, own ones first.
 
-    Integer tensors are not mixed: they are the federation's if its share is 1, else the device's.
+    Integer tensors are not averaged: they are those of the global model if its share is 1, else the device's.
 
     Examples
     --------
@@ -138,10 +138,10 @@ def joined(own: LabelledWeights, received: LabelledWeights, shares: Shares) -> L
 def kept(
     before: LabelledWeights, trained: LabelledWeights, received: LabelledWeights, shares: Shares
 ) -> LabelledWeights:
-    """Return ``before`` plus a part of what training changed: of each tensor's change, 1 minus its share.
+    """Return ``before`` plus each tensor's change in training, scaled by one minus the global model's share of it.
 
-    ``before`` is the model that `joined` returned. Rows of the head whose label the federation does not know keep
-    the whole change.
+    ``before`` is the model that `joined` returned. Rows of the head with a label that the global model does not
+    have keep the whole change.
 
     Examples
     --------
@@ -168,5 +168,5 @@ def _mixed(here: NDArray[Any], there: NDArray[Any], share: float) -> NDArray[Any
         return np.array(there)
     if share == 0 or here.dtype.kind != "f":
         return np.array(here)
-    # Computed as a change, so that equal values stay bit for bit the same.
+    # Computed as a difference, so that equal values stay bit-identical.
     return np.asarray(here + share * (there - here), here.dtype)

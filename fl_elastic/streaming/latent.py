@@ -1,4 +1,4 @@
-"""Latent replay: the lower part of the model is frozen for good, and the store keeps its outputs."""
+"""Latent replay: the lower part of the model is frozen permanently, and the store keeps its outputs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fl_elastic.training.feature_codec import fingerprint
 
 @dataclass(frozen=True)
 class Latent:
-    """Where the frozen part ends.
+    """Setting of latent replay: where the frozen part ends.
 
     Parameters
     ----------
     groups : int
-        Least number of tensor groups above the cut, counted from the output; the nearest place is taken at
-        which the rest of the model depends on a single tensor.
+        Smallest number of tensor groups above the cut, counted from the output. The cut is at the nearest place
+        where the rest of the model depends on a single tensor.
     """
 
     groups: int

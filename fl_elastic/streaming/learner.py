@@ -44,11 +44,11 @@ _LOG = logging.getLogger("fl_elastic")
 
 
 class StreamLearner:
-    """Predicts each sample of a stream, keeps it, and adapts the model within the device's budget when it is time.
+    """Predicts each sample of a stream, keeps it, and adapts the model within the device's budget when this is due.
 
-    After a restart it continues where it was, with the same random numbers: everything that it has reported is in
-    the saved state or in the log of later events, and reaches the store exactly once. Nothing else may add samples
-    to its store.
+    After a restart it continues from the same point, with the same random numbers: everything that it has reported
+    is in the saved state or in the log of later events, and reaches the store exactly once. Nothing else may add
+    samples to its store.
 
     Parameters
     ----------
@@ -82,11 +82,11 @@ class StreamLearner:
         saved ones are used, and others are refused.
     latent : Latent, optional
         If given, the model is frozen below a place, and features of samples are kept instead of inputs. The budget
-        then relates to training the part above.
+        then applies to training the part above.
     head : ClosedForm, optional
-        If given, nothing is trained by steps: after each label the last linear layer is solved for all labelled
-        samples, from running sums, and everything below stays as it is. Features are kept instead of inputs.
-        Budget, policy, trigger and replay then have no effect; the guard has.
+        If given, nothing is trained by steps: after each label the last linear layer is solved in closed form for
+        all labelled samples, from running sums, and everything below is frozen. Features are kept instead of
+        inputs. Budget, policy, trigger and replay then have no effect; the guard does.
     prepare : callable
         Turns a batch of samples into the model's input; see `WholeModel`.
     options : StreamOptions, optional
@@ -198,7 +198,7 @@ class StreamLearner:
 
     @property
     def reads(self) -> str:
-        """Where a head in closed form reads, ``last`` for the last layer; empty without such a head."""
+        """Places that a head in closed form reads, ``last`` for the last layer; empty without such a head."""
         return self.rule.reads
 
     @property
@@ -212,7 +212,7 @@ class StreamLearner:
         return self._memory.positions
 
     def observe(self, x: Any, y: Any = None) -> Observation:
-        """Predict a sample, keep it, and adapt if it is time.
+        """Predict a sample, keep it, and adapt the model if this is due.
 
         Parameters
         ----------
@@ -237,12 +237,12 @@ class StreamLearner:
         names: Sequence[str | None] | None = None,
         position: SourcePosition | None = None,
     ) -> list[Observation]:
-        """Predict samples that arrive together, keep them, and adapt if it is time; faster than one by one.
+        """Predict samples that arrive together, keep them, and adapt the model if this is due.
 
-        The result equals that of one `observe` after the other, with one difference: no training takes place
-        between the samples of a batch. The trigger is asked after the last sample, whose observation says whether
+        This is faster than calls of `observe`, and has the same result with one difference: no training takes place
+        between the samples of a batch. The trigger is checked after the last sample, whose observation says whether
         the model was adapted. If the process is killed, either all samples of the batch are known afterwards or
-        none. A sample that is sent again with a label divides the batch into two, with the label between them.
+        none. A sample that is sent again with a label splits the batch in two, with the label between the parts.
 
         Parameters
         ----------
@@ -325,10 +325,10 @@ class StreamLearner:
     def forget(self, sample_ids: Iterable[int | str], *, alpha: float | None = None) -> Forgotten:
         """Make the model forget samples, without training, and delete them wherever this learner keeps them.
 
-        See `fl_elastic.forget` for what this can achieve. A head in closed form is afterwards exactly what it would
-        be without the samples: they are subtracted from its sums. Samples without a label are only deleted, since
-        nothing was learned from them. A sample that the store no longer holds cannot be forgotten. If the process
-        dies meanwhile, call this again.
+        See `fl_elastic.forget` for what this can achieve. A head in closed form is afterwards exactly the one that
+        it would be without the samples, which are subtracted from its sums. Samples without a label are only
+        deleted, because nothing was learned from them. A sample that the store no longer holds cannot be forgotten.
+        If the process dies meanwhile, call this again.
 
         Parameters
         ----------
@@ -351,7 +351,7 @@ class StreamLearner:
         rows, classifier = self._memory.known(numbers), self._classifier
         if not rows or classifier.body is None:
             raise StreamError(
-                "none of these samples is here: what is no longer stored cannot be forgotten"
+                "none of these samples is here: samples that are no longer stored cannot be forgotten"
             )
         learned = [row for row in rows if row.y is not None]
         kept = [row for row in self._memory.held_out if row.number not in numbers]
@@ -401,11 +401,11 @@ class StreamLearner:
         return True
 
     def save(self) -> bool:
-        """Save the state; return whether the disk took it. If not, the previous state is still there.
+        """Save the state; return whether it was written. If not, the previous state stays.
 
-        The order makes it safe to be killed at any point: first the store's waiting changes are written, then the
-        state file is replaced, then the log of events is cleared, which until then replays what the state lacks,
-        and at last the result of a federation's round is deleted that the state now holds.
+        The order makes it safe to kill the process at any point: first the store's pending changes are written,
+        then the state file is replaced, then the log of events is cleared (until then it is replayed for events
+        that the state lacks), and last the result of a federation's round that the state now includes is deleted.
         """
         self._memory.settle()
         taken = self._folder.save(
@@ -454,7 +454,7 @@ class StreamLearner:
         found = self.label(late.number, late.label)
         if found.correct is not None:
             return replace(found, again=True)
-        # It already had a label, which this one corrects, or it is no longer here.
+        # The sample already had a label, which this one corrects, or is no longer in the store.
         gone = found.refused == NO_SUCH_SAMPLE
         return replace(
             late.seen, sample_id=late.number if gone else found.sample_id,
@@ -486,7 +486,7 @@ class StreamLearner:
         return seen
 
     def _refuse_other_form(self, saved: ClassifierState) -> None:
-        """Raise StreamDataError if features were kept so far and inputs are from now on, or the other way round."""
+        """Raise StreamDataError if features were kept so far and inputs would be from now on, or vice versa."""
         every, inputs = (len(self.store.ids(labelled=False, version=v)) for v in (None, ""))
         begun = saved.like is not None
         features = every > inputs or (begun and saved.features is not None)

@@ -1,6 +1,6 @@
 """State of a learner that survives a restart: one file beside its store, written atomically.
 
-`fl_elastic.streaming.learner.StreamLearner.save` says in which order store, state and log are written.
+`fl_elastic.streaming.learner.StreamLearner.save` documents the order in which store, state and log are written.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class LearnerState:
 
 
 def save_state(path: Path, state: LearnerState) -> None:
-    """Write the state; OSError if the disk does not take it, in which case the old state is still there."""
+    """Write the state; raise OSError if that fails, in which case the old state stays."""
     write_state(path, _KIND, state)
 
 
 def load_state(path: Path) -> LearnerState | None:
-    """Read the state that `save_state` wrote; None if there is no file, or a damaged one, which is put aside.
+    """Read the state that `save_state` wrote; None if there is no file, or a damaged one, which is renamed.
 
     Raises
     ------
@@ -140,7 +140,7 @@ class StateFolder:
         return load_state(self.path / _STATE)
 
     def save(self, state: LearnerState) -> bool:
-        """Write the state; return whether the disk took it. If not, the previous state is still there."""
+        """Write the state; return whether it was written. If not, the previous state stays."""
         try:
             save_state(self.path / _STATE, state)
         except (OSError, ArchiveError) as error:
@@ -158,7 +158,7 @@ class StateFolder:
             return None
 
     def keep_profile(self, profile: CostProfile) -> None:
-        """Write measured costs; if the disk does not take them, they are measured again after a restart."""
+        """Write measured costs; if that fails, they are measured again after a restart."""
         try:
             save_profile(profile, self.path / _PROFILE)
         except ProfileError as error:
@@ -167,7 +167,7 @@ class StateFolder:
 
 @contextmanager
 def one_learner(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Make a state folder and lock other learners out of it while the context or this process lasts.
+    """Make a state folder, and lock it against other learners until the context or this process ends.
 
     Rounds of the federation do not need the lock: they leave their results in the inbox.
 

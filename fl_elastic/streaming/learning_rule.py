@@ -1,4 +1,4 @@
-"""The interface of how a stream's model learns: by training steps, or by solving its head in closed form."""
+"""Interface of learning rules for a stream's model: training steps, or a head in closed form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Adaptation:
     steps : int
         Training steps.
     seconds, selection_seconds : float
-        Seconds of training, and of choosing what to train; neither includes the measurement of costs.
+        Seconds of training, and of choosing the groups to train; neither includes the measurement of costs.
     loss : float
         Mean training loss over the steps; NaN if training failed.
     before, after : Score
@@ -63,7 +63,7 @@ class RuleState:
     Parameters
     ----------
     selection : SelectionState or None
-        What training by steps has selected.
+        Selection of groups for training by steps.
     head : SolvedHeadState or None
         The head in closed form.
     """
@@ -73,14 +73,14 @@ class RuleState:
 
 
 class LearningRule(ABC):
-    """How a stream's model learns from labelled samples.
+    """Base class of the ways in which a stream's model learns from labelled samples.
 
-    Methods that are not abstract do nothing here, for rules that do not need them.
+    Methods that are not abstract do nothing by default.
 
     Attributes
     ----------
     exact : bool
-        Whether the model, after forgetting samples, is exactly one that never saw them.
+        Whether the model, after forgetting samples, equals one that never saw them.
     """
 
     exact: ClassVar[bool] = False
@@ -95,16 +95,16 @@ class LearningRule(ABC):
         return features
 
     def learn(self, row: Row) -> None:  # noqa: B027
-        """Take a labelled sample that may be learned from: it has arrived, or has left the held-out window."""
+        """Receive a labelled sample for learning: it has just arrived, or has left the held-out window."""
 
     def drop(self, numbers: Collection[int]) -> None:  # noqa: B027
-        """Discard those of these samples that were taken since the last `update`."""
+        """Discard samples with these numbers that were received since the last `update`."""
 
     def relabel(self, row: Row, y: int) -> None:  # noqa: B027
-        """Correct the label of a sample that was taken."""
+        """Correct the label of a sample that was received."""
 
     def update(self, held_out: Sequence[Row], *, guarded: bool = True) -> str | None:
-        """Update the model by the samples taken since the last call, if that needs no adaptation.
+        """Update the model by the samples received since the last call, if this needs no adaptation.
 
         Parameters
         ----------
@@ -127,10 +127,10 @@ class LearningRule(ABC):
 
     @abstractmethod
     def adapt(self, memory: StreamMemory, progress: Progress) -> Adaptation | None:
-        """Adapt the model, and undo this if it got worse; None if there is no labelled sample."""
+        """Adapt the model, and undo the adaptation if the model got worse; None if there is no labelled sample."""
 
     def drifted(self) -> None:  # noqa: B027
-        """Discard what is out of date after a drift."""
+        """Discard state that is out of date after a drift."""
 
     @abstractmethod
     def forget(
@@ -147,7 +147,7 @@ class LearningRule(ABC):
         """
 
     def learn_again(self, rows: Sequence[Row]) -> None:  # noqa: B027
-        """Take samples again that were forgotten, after the forgetting could not be saved."""
+        """Receive forgotten samples again, after the forgetting could not be saved."""
 
     def erased(self) -> None:  # noqa: B027
         """Note that the store has erased all samples that were forgotten."""

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 def passing_above_cut(
     model: nn.Module, loader: Iterable[Batch], graph: BackwardGraph, options: TrainerOptions
 ) -> Iterator[ElasticForward]:
-    """Yield what runs the frozen prefix in a pass over data: features are looked up, or computed and kept.
+    """Yield an `ElasticForward` that runs the frozen prefix in a pass over data, and looks up or stores features.
 
     Parameters
     ----------
     model : nn.Module
-        Called on each batch inside ``forward.step(batch)``, where ``forward`` is yielded to the block.
+        Called on each batch inside ``forward.step(batch)``, where ``forward`` is the yielded object.
     loader : iterable of batches
         The data of the pass.
     graph : BackwardGraph

@@ -1,4 +1,4 @@
-"""Make a model train by a plan: what it does not train is held still, and the model is as before afterwards."""
+"""Apply a plan to a model: freeze all weights that it does not train, and restore the model afterwards."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def apply_plan(
     plan : Plan
         For example from `fl_elastic.training.plan_for`.
     optimizer : torch.optim.Optimizer, optional
-        The optimiser of the loop. After each of its steps, what the plan does not train is put back: frozen
+        The optimiser of the loop. After each of its steps, untrained weights get their old values back: frozen
         parameters, if the optimiser is not torch's own, and the untrained channels of a layer trained by channels,
-        which momentum and weight decay would move. Without it, channels are put back only on leaving the block.
+        which momentum and weight decay would move. Without it, channels are restored only on leaving the block.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def apply_plan(
 
 @contextmanager
 def _around_steps(optimizer: torch.optim.Optimizer, guards: Sequence[StepGuard]) -> Iterator[None]:
-    """Put back, after each step inside the block, what is not trained."""
+    """Restore untrained weights after each step of the optimiser inside the block."""
 
     def before() -> None:
         for guard in guards:
@@ -140,7 +140,7 @@ def plan_guards(
     copies: Mapping[str, NDArray[Any]] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> list[StepGuard]:
-    """Return the guards that put back after each step of the optimiser what the plan does not train.
+    """Return the guards that restore, after each step of the optimiser, the weights that the plan does not train.
 
     They are those of the plan's transforms (`StepTransform.guard`), and one for whole tensors.
     """
@@ -218,14 +218,14 @@ class FrozenGuard:
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Copy what must stay, before a step; nested steps, as of a derived class, share one copy."""
+        """Copy the untrained parameters before a step; nested steps, as in a derived class, share one copy."""
         if not self._within:
             self._values = [each.detach().clone() for each in self.still]
         self._within += 1
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Put back what a step has moved, and drop its gradient; do nothing if no step was begun."""
+        """Restore the parameters that a step has moved and drop their gradients, if a step has begun."""
         if not self._within:
             return
         for parameter, value in zip(self.still, self._values, strict=True):
@@ -237,11 +237,11 @@ class FrozenGuard:
             self._values = []
 
     def finalize(self) -> None:
-        """Do nothing: the optimiser keeps its state of what did not train."""
+        """Do nothing: the optimiser keeps its state for untrained parameters."""
 
 
 def frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
-    """Return the norms with running statistics of which no parameter's name is in ``trained``."""
+    """Return the norms that have running statistics, and no parameter whose name is in ``trained``."""
     norms: list[nn.Module] = []
     for prefix, module in model.named_modules():
         if isinstance(module, NormWithStatistics):

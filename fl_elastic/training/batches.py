@@ -30,7 +30,7 @@ _LOG = logging.getLogger("fl_elastic")
 
 @dataclass(frozen=True, eq=False)
 class FitBatches:
-    """The batches of a fit, and what its first ones show.
+    """The batches of a fit, with their number, and the shape and reading time of the first ones.
 
     Attributes
     ----------
@@ -119,8 +119,8 @@ class FitBatches:
         """Return the number of examples in a pass, after the fit; warn if the loader's length was too small."""
         if self.size.ends and self.passes.batches > self.size.batches:
             _LOG.warning(
-                "the loader says that it has %s batches, and gives more: a fit takes as many steps as it says, and "
-                "leaves out the rest. Let its __len__ be right, or leave that out", self.size.batches,
+                "the loader's __len__ is %s batches, but it gives more: a fit takes that many steps and leaves out "
+                "the rest. Correct __len__, or remove it", self.size.batches,
             )  # fmt: skip
         return self.passes.examples(self.size)
 
@@ -155,7 +155,7 @@ class Epochs(Iterator[Batch]):
     Raises
     ------
     TrainingError
-        If the loader is no loader, or can be read only once.
+        If it is not a loader, or can be read only once.
     """
 
     def __init__(
@@ -200,9 +200,10 @@ class Epochs(Iterator[Batch]):
         self._read.close()
 
     def examples(self, size: LoaderSize) -> int:
-        """Return how many examples of an epoch count, by the loader's length, but never more than were read.
+        """Return how many examples of an epoch have a target that counts.
 
-        If the first pass has not ended, as large a share of the others is expected to count.
+        The loader's length and the examples read both bound this number. If the first pass has not ended, the share
+        of examples that count is extrapolated to the whole epoch.
         """
         met = self.first_pass if size.most is None else min(self.first_pass, size.most)
         if not size.known:

@@ -8,27 +8,29 @@ from collections import deque
 
 from fl_elastic.planning import Plan
 
-# Steps whose median is the present step time, and the steps of an estimated profile's first look at it.
+# Number of steps whose median is the present step time; smaller number for the first comparison with an estimated
+# profile.
 _WINDOW, _FIRST_LOOK = 20, 3
 # Relative error of a step time below which no new plan is made.
 _TOLERANCE = 0.02
 # A new plan is made only if it saves this many times the time of making it.
 _WORTH_A_PLAN = 4.0
-# Full steps are timed in the last so many steps before each time at which they are due.
+# Full steps are timed between the last this many of the plan's steps up to each step at which they are due.
 _SAMPLES = 5
-# Share of the training time that timed full steps may take: of a measured profile, and of an estimated one.
+# Share of the training time that timed full steps may take: with a measured profile, and with an estimated one.
 _REFERENCE_SHARE, _ESTIMATED_SHARE = 0.02, 0.125
 # Under a deadline a step counts as this quantile of the step times.
 _SLOW_QUANTILE = 0.9
-# Share of its first step's time for which a speed-up pays for that step, since it holds on average.
+# Under a speed-up the first step is taken if the budget pays for this share of it, because a speed-up holds on
+# average.
 _PAYS_FOR_ONE = 0.5
 
 
 class BudgetControl:
-    """Compares the steps of one fit with its budget, and says how many more may be taken and at what cost.
+    """Compares the steps of one fit with its budget: how many more may be taken, and whether to plan again.
 
     A deadline is in seconds. A speed-up is relative to a full step, whose time drifts with the device's temperature
-    and load; full steps are timed now and then to keep the comparison fair.
+    and load; therefore full steps are timed now and then during the fit.
 
     Parameters
     ----------
@@ -118,7 +120,7 @@ class BudgetControl:
         whole_batch : bool
             Whether its batch had the full size.
         steady_seconds : float, optional
-            What the step takes on average, if this one did more or less work than usual.
+            Average time of such a step, if this one did more or less work than usual.
         predicted_seconds : float
             The plan's prediction.
         nearly_full : bool
@@ -148,7 +150,7 @@ class BudgetControl:
             return self.steps >= _FIRST_LOOK - 1
         after = self._reference_seconds + self._full_seconds
         cheap = after <= self._reference_share * self.spent
-        # One disturbed measurement alone would be believed for as long as the profile is an estimate.
+        # A single disturbed measurement would determine the drift for as long as the profile is an estimate.
         few = self._estimated and len(self._references) < _FIRST_LOOK
         return cheap and (few or self.steps > self._next_reference - _SAMPLES)
 
@@ -185,7 +187,7 @@ class BudgetControl:
             self._patient_until = self.steps + _WINDOW * 2 ** max(self._replans - 2, 0)
         self.corrected = False
         if self._recent:
-            self._unevenness = self._ninth_of_ten() / max(self.recent_step_seconds, 1e-12)
+            self._unevenness = self._slow_step_seconds() / max(self.recent_step_seconds, 1e-12)
         self._recent.clear()
 
     def steps_left(self, plan: Plan) -> int:
@@ -211,7 +213,7 @@ class BudgetControl:
             unspent = self.allowed_seconds(plan) - self.predicted
             affordable = math.floor(unspent / plan.predicted_step_seconds + 1e-9)
         if self._relative and self.steps == 0:
-            # A speed-up holds on average, so the time that choosing took does not cost a short fit its only step.
+            # A speed-up holds on average, so a short fit takes its only step even if choosing used up its time.
             paid = self._allowed_seconds >= _PAYS_FOR_ONE * plan.predicted_step_seconds
             affordable = max(affordable, int(paid))
         return max(affordable if self._open_ended else min(left, affordable), 0)
@@ -225,10 +227,10 @@ class BudgetControl:
         return self.allowed_seconds(plan) - (self.spent if self.correct else self.predicted)
 
     def missed_pace(self, plan: Plan) -> float | None:
-        """Return measured over predicted step time if new plans must be made with it; None if the pace is right.
+        """Return the ratio of measured to predicted step time if it calls for a new plan; None otherwise.
 
-        A new plan has to bring the steps nearer to their allowed time by more than a tolerance, and to save several
-        times the time that it takes to make.
+        A new plan has to bring the step time nearer to the allowed one by more than a tolerance, and to save
+        several times the time of making it.
         """
         measured = self._measured()
         if not self.correct or measured is None or not self._limited:
@@ -236,7 +238,7 @@ class BudgetControl:
         if self.steps < self._patient_until:
             return None
         if not plan.feasible:
-            # The plan's steps take longer than their share by choice: fewer of them keep within the budget.
+            # Such a plan takes longer steps deliberately, and fewer of them.
             return None
         allowed = self.allowed_seconds(plan) / self.requested_steps
         wanted = measured / (plan.predicted_step_seconds * self.drift)
@@ -255,10 +257,10 @@ class BudgetControl:
     def _slow(self, plan: Plan) -> float:
         """Return the 90th percentile of the step times; before a plan's first step, scaled from the plan before."""
         if self._recent:
-            return self._ninth_of_ten()
+            return self._slow_step_seconds()
         return plan.predicted_step_seconds * self.drift * self.correction * self._unevenness
 
-    def _ninth_of_ten(self) -> float:
+    def _slow_step_seconds(self) -> float:
         ordered = sorted(self._recent)
         return ordered[math.ceil(_SLOW_QUANTILE * len(ordered)) - 1]
 

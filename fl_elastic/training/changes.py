@@ -1,4 +1,4 @@
-"""What a fit changed, tensor by tensor, and which part of each tensor was trained."""
+"""Changes that a fit made to each tensor, and the part of each tensor that it trained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOG = logging.getLogger("fl_elastic")
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a fit trained, and the weights that it started from.
+    """The tensors that a fit trained, and the weights that it started from.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Trained:
     stayed_here: tuple[str, ...] = ()
 
     def update(self, model: nn.Module, manifest: Manifest, base_version: int) -> PartialUpdate:
-        """Return what changed, as an update for the server.
+        """Return the changes as an update for the server.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class Trained:
                 "that of a moving average: it belongs to the frozen base, which is in no update. Begin with "
                 "fl_elastic.flower.initial_arrays(model, whole=True), or make it a buffer"
             )
-        _say_what_stays(model, manifest, self.before)
+        _warn_of_integer_buffers(model, manifest, self.before)
         steps = under_every_name(model, self.steps)
         deltas = changes(model, manifest, self.before, steps)
         parts = trained_parts(self.plans, model, self.held)
@@ -81,10 +81,10 @@ class Trained:
         )
 
 
-def _say_what_stays(model: nn.Module, manifest: Manifest, before: Weights) -> None:
-    """Warn of a buffer of whole numbers that training has changed, such as a flag that a layer is initialised.
+def _warn_of_integer_buffers(model: nn.Module, manifest: Manifest, before: Weights) -> None:
+    """Warn if training has changed an integer buffer, such as a flag that a layer is initialised.
 
-    The count of batches matters only to a norm without momentum.
+    The batch counter of a norm is ignored unless the norm has no momentum, because only then is it used.
     """
     state, unused = ModelState.of(model).tensors, set[int]()
     for module in model.modules():
@@ -94,9 +94,8 @@ def _say_what_stays(model: nn.Module, manifest: Manifest, before: Weights) -> No
         own = manifest.role(name) is Role.COUNTER and id(state[name]) not in unused
         if own and name in before and not np.array_equal(before[name], array_of(state[name])):
             _LOG.warning(
-                "training has changed buffer %r, which holds whole numbers: no update holds these, so that under "
-                "PartialUpdates the next round begins with the server's value again. Make it float32 if the model "
-                "goes by it", name,
+                "training has changed the integer buffer %r, which no update contains: under PartialUpdates the "
+                "next round begins with the server's value again. Make it float32 if the model depends on it", name,
             )  # fmt: skip
             break
 
@@ -194,7 +193,7 @@ def _rows_and_columns(
 
 
 def under_every_name(model: nn.Module, counts: Counter[str]) -> Counter[str]:
-    """Return the counts for every name in the state of a tied tensor, or of a tensor of a layer used twice.
+    """Return the counts under every name in the state: tied tensors, and layers used twice, have several names.
 
     Parameters
     ----------

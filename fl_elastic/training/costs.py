@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
 
-# Factor by which one fit corrects a part of an estimate at most, up or down.
+# Largest factor by which one fit corrects a part of an estimate, up or down.
 _MOST_SCALE = 2.0
 # Largest number of passes above a cut that stand for one pass of everything.
 _MOST_PASSES = 16
@@ -89,7 +89,7 @@ def planned_with(
 
 
 def lasting_costs(profile: CostProfile, options: TrainerOptions, examples: int) -> CostProfile:
-    """Return the step costs of what may be trained, once the features of ``examples`` examples are kept."""
+    """Return the step costs of the trainable part, once the features of ``examples`` examples are kept."""
     profile = profile.accumulated(options.accumulate)
     above, forward = None, options.forward
     if options.part.cut:
@@ -104,8 +104,8 @@ def passes_above_cut(
 ) -> int:
     """Return how many passes above the fleet's cut take as long as one pass that trains everything; at most 16.
 
-    Rounds stay as long as without a cut: shorter rounds would send proportionally more often, and start a process
-    for a few steps.
+    With as many passes, a round takes as long as without a cut: shorter rounds would send more often for the same
+    number of steps, and start a process for a few steps.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def refined(
     predicted_step_seconds: float,
     step_seconds: float,
 ) -> CostProfile:
-    """Return the profile with its seconds scaled to what was measured while training.
+    """Return the profile with its seconds scaled to the times measured while training.
 
     The profile stops being an estimate once full steps were timed among the plan's steps.
 

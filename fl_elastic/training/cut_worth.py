@@ -1,4 +1,4 @@
-"""What a fleet would gain by cutting at each place: the worth of the groups above it, for the time they take."""
+"""The gain of training down to each possible cut of a model in a fixed time."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def cut_worth(
 
     The gain is :math:`-\langle \Delta w(A), g(B)\rangle` over the groups above the cut: :math:`\Delta w(A)` is the
     optimiser's first step on one batch, :math:`g(B)` the gradient on another one. It is an unbiased estimate of how
-    much that step decreases the loss. The optimiser's step is used because the gradients' own product overrates
-    first layers with large gradients under an optimiser that makes all steps alike long.
+    much that step decreases the loss. The optimiser's step is used because the product of two gradients overrates
+    first layers with large gradients under an optimiser whose steps have similar lengths in all layers.
 
     The gain grows with the number of steps to the power of half of `STEP_GAIN_EXPONENT`, because a cut lasts for a
     whole run and not for one fit. The same time holds more steps, as each is shorter once the features at the cut
@@ -50,13 +50,13 @@ def cut_worth(
     Parameters
     ----------
     model, loss_fn
-        What is trained.
+        Model and loss of the training.
     batches : sequence of batch
-        Two, independent of each other.
+        Two batches, independent of each other.
     profile : CostProfile
         Costs of the whole model.
     options : TrainerOptions
-        How the prefix runs and which head is not trained; its cut is ignored.
+        Settings for the prefix and the head that is not trained; the cut in them is ignored.
     examples : int
         The client's number of examples, whose features would be kept.
     optimizer_fn : callable
@@ -81,7 +81,7 @@ def cut_worth(
     needed = mask_bytes(taken, np.ones(len(profile), bool))
     if memory is not None and needed > memory:
         raise BudgetError(
-            f"a step of everything takes {needed:.0f} bytes, the memory budget is {memory:.0f}"
+            f"a step that trains everything takes {needed:.0f} bytes, the memory budget is {memory:.0f}"
         )
     graph = profile.graph
     weights = {

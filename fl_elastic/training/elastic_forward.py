@@ -1,4 +1,4 @@
-"""Training steps whose frozen prefix runs as inference, or whose features come out of a store."""
+"""Training steps whose frozen prefix runs as inference, or whose features are read from a store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ElasticForward:
     options : ForwardOptions
         How the forward pass runs.
     examples, epochs : int
-        Size of one epoch, and the epochs requested of the fit: the worth of a store depends on them.
+        Size of one epoch, and requested epochs of the fit: the gain of a store depends on them.
     clock : callable
         Returns the time in seconds.
     groups_above : int, optional
@@ -110,7 +110,7 @@ class ElasticForward:
 
     @property
     def terms(self) -> StoreTerms | None:
-        """What the planner may assume about the store; None without a store."""
+        """Properties of the store that the planner uses; None without a store."""
         if self._store is None:
             return None
         # Once features are stored, a plan that stays above their cut only pays for the look-up.
@@ -139,7 +139,7 @@ class ElasticForward:
             The plan's transforms: they may change the features.
         """
         key = tuple(part for transform in transforms for part in transform.feature_key())
-        # A shallower plan can go on with the stored features, unless its transforms change them.
+        # A shallower plan can use the stored features, unless its transforms change them.
         useful = self._groups_above is not None or key == self._key
         deepest = max(depth, (self.locked_groups or 0) - 1) if useful else depth
         self._key = key
@@ -159,14 +159,14 @@ class ElasticForward:
             elif graph.unused:
                 names = ", ".join(graph.groups[group].name for group in graph.unused[:3])
                 self.refused = (
-                    f"no elastic forward pass: the traced batch did not use {names}, so another one may take "
-                    "another way through the model"
+                    f"no elastic forward pass: the traced batch did not use {names}, so another batch may take "
+                    "another path through the model"
                 )
             yield
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
-        """Make the model run on the features of ``batch`` inside the block, where a prefix is split off."""
+        """Make the model run on the features of ``batch`` inside the block, if a prefix is split off."""
         if self._split is None:
             yield
             return
@@ -192,18 +192,18 @@ class ElasticForward:
         self.refused = f"no elastic forward pass: {reason}"
 
     def report(self) -> ForwardReport:
-        """Return what the forward pass did so far."""
+        """Return the report on the forward pass so far."""
         used = 0 if self._store is None else self._store.used_bytes
         return ForwardReport(
             self._cut, self._computed, self._found, used, self.prefix_seconds, self.refused
         )
 
     def forget_others(self, loader: Iterable[Batch]) -> None:
-        """Wipe the features of examples that are gone.
+        """Delete the features of examples that are no longer in the data.
 
-        A loader that draws from more data than it gives says which examples are present: ``loader.present()``
-        yields their inputs. For other loaders the features of examples that were not met are wiped, once all seem
-        to be met.
+        A loader whose passes cover only a part of its data has a method ``present()``, which yields the inputs of
+        all examples. For other loaders, features of examples that did not occur are deleted once all examples seem
+        to have occurred.
         """
         if self._store is None or not len(self._store):
             return
@@ -214,15 +214,16 @@ class ElasticForward:
             self._store.keep_only(self._met)
 
     def _met_all(self) -> bool:
-        """Return whether every example seems to have been met; equal examples count as one.
+        """Return whether every example seems to have occurred; equal examples count as one.
 
-        With several passes, each may cover only a part of the data; then the number of meetings proves nothing.
+        With several passes, each may cover only a part of the data; then the number of examples read proves
+        nothing.
         """
         one_pass = self._epochs <= 1 and self._meetings >= self._examples
         return one_pass or len(self._met) >= self._examples or self._since_new >= self._examples
 
     def close(self) -> None:
-        """Give the store's memory or file back."""
+        """Release the store's memory or file."""
         if self._store is not None:
             self._store.close()
 
@@ -246,7 +247,7 @@ class ElasticForward:
         self._split = None
 
     def _proof_of(self, split: SplitModel, place: str, batch: Batch) -> _Proof | None:
-        """Return for which inputs the two parts together give what the whole model gives; checked once per cut."""
+        """Return the inputs for which the two parts give the whole model's outputs; checked once per cut."""
         if place not in self._proofs:
             inputs = as_pair(batch)[0]
             try:
@@ -280,9 +281,9 @@ class ElasticForward:
                 self._drop_outdated(self._store, split, inputs)
 
     def _drop_outdated(self, store: FeatureStore, split: SplitModel, inputs: Any) -> None:
-        """Wipe the features that an earlier process kept if the model no longer computes the same ones.
+        """Delete the features that an earlier process kept if the model no longer computes the same ones.
 
-        Features are found by a digest of the weights, which does not change when only the model's code does.
+        Features are looked up by a digest of the weights, which does not change if only the model's code changes.
         """
         known, stored = store.read(sample_ids(inputs))
         if not known:
@@ -294,8 +295,8 @@ class ElasticForward:
         if error <= tolerance * greatest:
             return
         _LOG.warning(
-            "the features in %s are not what the model puts out at %r now, though its weights are the same: its "
-            "code has changed. They are computed anew", self.options.path, self._cut,
+            "the features in %s differ from the model's present output at %r, although its weights are the same: "
+            "its code has changed. They are computed anew", self.options.path, self._cut,
         )  # fmt: skip
         store.keep_only(())
 
@@ -303,13 +304,13 @@ class ElasticForward:
         self.refused = f"no feature store: {reason}"
         if self._store is not None:
             if self._store.lasts:
-                # Every later round would compute them again, and nobody reads a round's report on a device.
+                # Logged, because every later round computes them again, and nobody reads the report on a device.
                 _LOG.warning("features are not kept: %s", reason)
             self._store.close()
         self._store = None
 
     def _features(self, split: SplitModel, inputs: Any) -> Tensor:
-        # Which tensors have a row per example was checked for one layout of the inputs only.
+        # Only for one layout of the inputs was it checked which tensors have one row per example.
         if self._store is None or layout_of(inputs) != self._layout:
             self._computed += (batch_shape((inputs, None)) or (1,))[0]
             return split.features(inputs)
@@ -348,7 +349,7 @@ class ElasticForward:
 
 
 def _place(cut: Cut, transforms: Sequence[StepTransform]) -> str:
-    """Return what identifies the features at a cut besides the weights below: the place and the transforms."""
+    """Return a key of the features at a cut, from its place and the transforms below; weights are not in it."""
     below = {cut.module, *(name for name, _ in cut.skipped)}
     keys = [part for transform in transforms for part in transform.feature_key(below)]
     return "/".join([cut.module, str(cut.at_input), *keys])
@@ -361,7 +362,7 @@ def _rounding(features: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Proof:
-    """Inputs for which the two parts of a model together were seen to give what the whole model gives.
+    """Kind of inputs for which the two parts of a model were checked to give the whole model's outputs.
 
     Attributes
     ----------
@@ -380,9 +381,10 @@ class _Proof:
 
 
 def _on_few(check: Callable[[Any], _Said], inputs: Any) -> tuple[_Said, bool]:
-    """Run a check on two examples, or on the whole batch if the model needs more; return which, True for two.
+    """Run a check on two examples, or on the whole batch if the model needs more.
 
-    Every fit pays for the check: on whole batches, with kept features, checks took as long as a round's steps.
+    Return the check's result, and whether two examples sufficed. Every fit pays for the check: with kept features,
+    checks on whole batches took as long as a round's steps.
     """
     try:
         if count_rows(inputs) > _FEW:

@@ -66,16 +66,16 @@ def evaluate(
     running: Callable[[Batch], AbstractContextManager[None]] | None = None,
     count_examples: CountExamples | None = None,
 ) -> Evaluation:
-    """Return loss, accuracy and metrics of ``model`` in eval mode; every module's mode is put back.
+    """Return loss, accuracy and metrics of ``model`` in eval mode; every module's mode is restored.
 
     Parameters
     ----------
     model : nn.Module
-        On any device.
+        On any torch device.
     loss_fn : callable
-        ``loss_fn(outputs, targets)``, the mean over the batch, or the sum if its ``reduction`` says so.
+        ``loss_fn(outputs, targets)``, the mean over the batch, or the sum if its ``reduction`` is ``"sum"``.
     loader : iterable of batches
-        What to evaluate on.
+        The data.
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of finite numbers, means over the batch; or a collection of
         metrics as in torchmetrics, of which a copy is used.
@@ -87,7 +87,7 @@ def evaluate(
     Raises
     ------
     TrainingError
-        If the loader is empty or no loader, a batch does not fit the model, or a metric is not finite.
+        If the loader is empty or not a loader, a batch does not fit the model, or a metric is not finite.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def evaluate(
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run a model in eval mode and without gradients inside the block; modes and held states are restored.
 
-    A recurrent model may hold a state from batch to batch: it is used inside the block, and put back afterwards.
+    A recurrent model may hold a state from batch to batch: the block starts with it, and it is restored afterwards.
     """
     held = Attributes.of(model)
     with modes_kept(model), torch.no_grad():
@@ -183,7 +183,7 @@ def _right_examples(outputs: object, targets: object) -> Tensor | None:
 
 
 def _are_outputs(classes: Tensor, outputs: object) -> bool:
-    """Return whether classes number the outputs from 0; a loss may take them otherwise, such as from 1."""
+    """Return whether classes are indices of the outputs; a loss may number them otherwise, such as from 1."""
     scores = scores_of(outputs)
     assert scores is not None
     return 0 <= int(classes.long().min()) <= int(classes.long().max()) < scores.shape[1]

@@ -1,4 +1,4 @@
-"""Features as stored numbers, of 32, 16 or 8 bits each, and a digest of the model that they are of."""
+"""Store features with 32, 16 or 8 bits per number; and a digest of the model that computes them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fl_elastic.groups.forward import tensor_bytes
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
 # Largest error, as a share of an example's greatest value. A larger one means a value beyond the range of fp16.
 _TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "int8": 5e-3}
-# Largest squared error, as a share of the variance between examples: features that hardly differ, beside a large
-# common part, would lose what tells their examples apart.
+# Largest squared error, as a share of the variance between examples: if features differ little beside a large
+# common part, rounding would erase the differences.
 _MOST_LOST = 1e-2
 # Each scale takes eight bytes: with fewer values per scale, rows would be hardly smaller than in fp16.
 _FEWEST_POSITIONS = 64
@@ -105,10 +105,10 @@ class FeatureCodec:
         return torch.addcmul(least, codes.float(), scale).reshape(count, *self.shape)
 
     def keeps(self, features: Tensor, rows: Tensor) -> Tensor:
-        """Return which examples survive encoding, shape (B,).
+        """Return which examples can be stored, shape (B,).
 
-        Each value stays within `tolerance`, as fp16 has a narrow range, and the error is small beside what tells
-        the examples of the batch apart.
+        Each value has to stay within `tolerance` (fp16 has a narrow range), and the error has to be small compared
+        with the differences between the batch's examples.
         """
         flat = features.detach().reshape(len(features), math.prod(self.shape)).cpu().float()
         error = self.decode(rows).reshape(flat.shape) - flat
@@ -126,7 +126,7 @@ def _bytes_of(values: Tensor) -> Tensor:
 def fingerprint(
     modules: Sequence[nn.Module], place: str, others: Iterable[tuple[str, Tensor]] = ()
 ) -> bytes:
-    """Return a digest of what features depend on: tensors of ``modules``, other named ones, and the place."""
+    """Return a digest of all that features depend on: tensors of ``modules``, other named ones, and the place."""
     digest = hashlib.blake2b(place.encode(), digest_size=_DIGEST)
     tensors = [each for module in modules for each in _tensors_of(module).items()]
     for name, tensor in (*tensors, *others):

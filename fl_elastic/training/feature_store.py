@@ -142,7 +142,7 @@ class FeatureStore:
         found = {place: row for place, row in enumerate(rows) if row is not None}
         if not found:
             return [], torch.zeros(0)
-        # All rows have one dtype: `store` wipes them when another one comes.
+        # All rows have one dtype: `store` deletes them when features of another dtype come.
         self._dtype = _DTYPES[next(iter(found.values()))[0]]
         data = np.frombuffer(b"".join(found.values()), np.uint8).reshape(len(found), -1)[:, 1:]
         features = self._codec.decode(torch.from_numpy(data.copy()))
@@ -168,7 +168,7 @@ class FeatureStore:
         if self._rows is None:
             return
         new = {_ID.pack(*one): i for i, one in enumerate(ids)}
-        self._let_damaged_go(self._rows, [key for key in new if key in self._rows.places])
+        self._remove_damaged(self._rows, [key for key in new if key in self._rows.places])
         new = {key: i for key, i in new.items() if key not in self._rows.places}
         fitting = list(new.items())[: self._capacity - len(self)]
         if not fitting:
@@ -188,13 +188,13 @@ class FeatureStore:
             )  # fmt: skip
             self._capacity = len(self)
 
-    def _let_damaged_go(self, rows: Rows, keys: Sequence[bytes]) -> None:
+    def _remove_damaged(self, rows: Rows, keys: Sequence[bytes]) -> None:
         found = zip(keys, rows.read(keys), strict=True)
         with suppress(OSError):
             rows.remove([key for key, data in found if data is None])
 
     def keep_only(self, ids: Collection[SampleId]) -> int:
-        """Wipe the features of all other samples; return how many. If the disk refuses, delete the whole file."""
+        """Delete the features of all other samples and return their number; if this fails, delete the file."""
         if self._rows is None:
             return 0
         kept, count = {_ID.pack(*one) for one in ids}, len(self)
@@ -203,7 +203,9 @@ class FeatureStore:
             self._rows.remove(gone)
         except OSError as error:
             _LOG.warning(
-                "%s is deleted, because single features cannot be: %s", self._path, error.strerror
+                "%s is deleted, because single features cannot be deleted: %s",
+                self._path,
+                error.strerror,
             )
             self.close()
             if self._path is not None:

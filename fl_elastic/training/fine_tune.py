@@ -35,7 +35,7 @@ from fl_elastic.update.manifest import places_of
 _LOG = logging.getLogger("fl_elastic")
 _FEATURE_BYTES = 1 << 30
 _EPOCHS = 2
-# For the first head, by which the cut is chosen: with fewer batches the choice is a matter of chance.
+# Batches for a first head, with which the cut is chosen: with fewer batches the choice is a matter of chance.
 _ROUGH_BATCHES = 32
 
 
@@ -122,7 +122,7 @@ def fine_tune(
     feature_bytes : int
         Bound of the kept features, which are held in a temporary file; others are computed again.
     options : TrainerOptions, optional
-        Everything else; its cut, kept head and forward pass are set here.
+        Other settings; cut, kept head and forward pass in them are replaced.
 
     Raises
     ------
@@ -211,7 +211,7 @@ def _head_alone(
 def _keeping(
     options: TrainerOptions, model: nn.Module, profile: CostProfile, head: str
 ) -> TrainerOptions:
-    """Return options that keep a solved head from being trained; the same if its owner froze it."""
+    """Return options under which the solved head is not trained; unchanged options if it is frozen already."""
     weight = ModelState.of(model).parameter_of(head)
     if not model.get_parameter(weight).requires_grad:
         return options

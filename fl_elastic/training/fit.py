@@ -1,4 +1,4 @@
-"""One fit: choose, train until a full step or a new choice is due, and keep to the budget throughout."""
+"""One fit: choose a plan, train by it until a timed full step or a new choice is due, and keep to the budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
@@ -39,7 +38,7 @@ from fl_elastic.training.step import TrainingStep
 _LOG = logging.getLogger("fl_elastic")
 # Share of a full step's time from which on a plan's step can stand in for a timed full step.
 _NEARLY_FULL = 0.9
-# Share of all weights' optimiser time from which on a plan's optimiser step says how slow the optimiser is.
+# Smallest share of the optimiser's time for all weights at which a plan's steps show how slow the optimiser is.
 _TELLING_SHARE = 0.25
 
 
@@ -50,8 +49,8 @@ class Phase:
     Attributes
     ----------
     kind : {"full", "selected", "one step"}
-        ``full`` trains all groups, see ``full_update_every``. ``selected`` trains what fits the budget.
-        ``one step`` trains the head, if choosing took all of the time.
+        ``full`` trains all groups, see ``full_update_every``. ``selected`` trains the groups that fit the budget.
+        ``one step`` takes one step of the cheapest plan, if choosing took all of the time.
     plan : Plan
         The plan of the phase.
     """
@@ -79,7 +78,7 @@ class Fit:
     log : StepLog
         Time of the steps, and the tensors that they trained.
     free : FreeMemory, optional
-        Gives memory back near a memory budget, if there is one.
+        Returns free memory to the system near the memory budget, if there is one.
     budget : Budget
         Budget of the whole fit.
     batches : list of batch
@@ -89,9 +88,9 @@ class Fit:
     loading_seconds : float, optional
         Expected time to read a batch, if the loader's time counts as the steps' does.
     plans : list of (int, Plan)
-        The plans that were trained by, each with the number of steps before it.
+        The plans by which steps were taken, each with the number of steps before it.
     plan : Plan
-        The last plan that was trained by.
+        The last of these plans.
     batch : batch, optional
         The next batch; None at the end of the data, or of the time for steps.
     loading, prefetched_seconds : float
@@ -132,8 +131,8 @@ class Fit:
         copied : float
             Time by the log's clock at which everything that the fit may change had been copied.
         closing_seconds : float, optional
-            Time that the last fit took after its steps; unknown in a first fit, which reserves as much as it took
-            before its steps: both look at every tensor.
+            Time that the last fit took after its steps; None in a first fit, which reserves the time that it took
+            before its steps, because both go over every tensor.
         """
         log, measured = self.log, self.planner.options.timing.closed_loop
         log.selection_seconds += estimating_seconds
@@ -201,7 +200,7 @@ class Fit:
         return phase.plan
 
     def _one_step(self, plan: Plan) -> Iterator[Phase]:
-        """Yield the cheapest possible step, so that a choice that used up the time does not cost the round."""
+        """Yield one step of the cheapest plan, so that a fit trains even if choosing used up the time."""
         if self._deadline_pays_for(plan):
             plan = self.planner.cheapest_plan(plan)
             self.control.grant_a_step()
@@ -220,7 +219,7 @@ class Fit:
         return seconds * self.control.drift + plan.sending_seconds <= deadline
 
     def _learn(self) -> None:
-        """Pass on what the steps so far showed about the importance of the groups they trained."""
+        """Pass the importance that the steps so far have measured to the planner."""
         if self.step.worth is not None and self.control.steps:
             self.planner.learn(self.step.worth.scores())
 
@@ -268,7 +267,7 @@ class Fit:
     def _take_step(
         self, batch: Batch, plan: Plan, tensors: Mapping[str, nn.Parameter], expected: float
     ) -> None:
-        """Take a step and record what it took; ``expected`` is the prefix's time in the plan."""
+        """Take a step and record its time; ``expected`` is the time that the plan predicts for the prefix."""
         control, log, step, forward = self.control, self.log, self.step, self.step.forward
         before = 0.0 if forward is None else forward.prefix_seconds
         computed = 0 if forward is None else forward.computed
@@ -277,7 +276,7 @@ class Fit:
         seconds, whole = log.step(batch, plan, loss, started)
         if step.stepped:
             log.count(tensors, step.moved)
-        # Only now: the step has refused a batch whose targets are no classes of the model.
+        # After the step, which refuses a batch whose targets are no classes of the model.
         log.weights.append(weight_in_mean(step.loss_fn, batch[1], self._stream.counting))
         log.seconds += self.loading
         seconds += self.loading
@@ -316,11 +315,11 @@ class Fit:
         self.batch = next(self._stream, None)
         if self.loading_seconds is not None:
             self.loading = self.log.clock() - started
-            # Reading ahead of the first step is charged already, and says nothing about the time of later reads.
+            # The time of reading ahead of the first step is charged already, and does not predict later reads.
             self.prefetched_seconds = self.loading_seconds if self._stream.read_before else 0.0
 
     def _price(self) -> None:
-        """Tell the planner what steps cost, given the features stored so far."""
+        """Give the planner the present costs of a step, which depend on the features stored so far."""
         forward = self.step.forward
         if forward is not None:
             kept_head = self.planner.options.part.kept_head
@@ -386,7 +385,7 @@ class Fit:
         weights.
         """
         seconds, taken = self.profile.optimizer_seconds, self.step.optimizer_seconds
-        # The profile spreads it over the batches of an accumulated step.
+        # The profile spreads the optimiser's time over the batches of an accumulated step.
         predicted = self.step.accumulate * float(seconds[plan.mask].sum())
         whole = all(mode.kind in ("full", "frozen") for mode in plan.modes)
         if not (whole and taken) or predicted < _TELLING_SHARE * self.step.accumulate * float(
@@ -437,12 +436,12 @@ class Fit:
         self._predict(examples * prefix_seconds(self.profile, 0, None, at_least=locked) / batch)
 
     def _statistics(self, trained: Container[str] = ()) -> dict[str, tuple[Tensor, int]]:
-        """Return copies of what training may change without a gradient, and how often each was written."""
+        """Return copies of the tensors that training may change without a gradient, with their write counts."""
         movable = self._movable(trained)
         return {name: (tensor.detach().clone(), writes_to(tensor)) for name, tensor in movable}
 
     def _movable(self, trained: Container[str] = ()) -> Iterable[tuple[str, Tensor]]:
-        """Return what training may change without a gradient: buffers that travel, and `FitStart.followers`."""
+        """Return tensors that training may change without a gradient: buffers that travel, `FitStart.followers`."""
         buffers = [
             (name, buffer)
             for name, buffer in self.step.model.named_buffers()
@@ -503,19 +502,19 @@ class Fit:
         )
         return BudgetError(
             f"{said} does not pay for one step: choosing and sending leave {max(left, 0.0):.3g} s, policy "
-            f"{plan.policy!r} takes {plan.predicted_step_seconds:.3g} s a step, the cheapest there is takes "
+            f"{plan.policy!r} takes {plan.predicted_step_seconds:.3g} s a step, the cheapest possible step takes "
             f"{plan.floor_step_seconds:.3g} s; allow more time, or leave this device out of the round"
         )
 
 
 def _stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> list[tuple[int, Plan]]:
-    """Return the plans by which at least one of a fit's ``steps`` was taken, each with its first step."""
+    """Return the plans by which at least one of ``steps`` steps was taken, each with its first step."""
     ends = [*(at for at, _ in plans), steps]
     return [each for each, (start, end) in zip(plans, pairwise(ends), strict=True) if end > start]
 
 
 def _can_travel(name: str, now: Tensor, before: Tensor) -> bool:
-    """Return whether a changed buffer has a difference to send; one that was infinite before stays here.
+    """Return whether a changed buffer has a finite difference to send: one that was infinite before has not.
 
     Raises
     ------
@@ -524,8 +523,8 @@ def _can_travel(name: str, now: Tensor, before: Tensor) -> bool:
     """
     if now.shape != before.shape:
         raise TrainingError(
-            f"buffer {name!r} grew from shape {tuple(before.shape)} to {tuple(now.shape)} while training, as "
-            "that of an observer does at its first batch: run the model on a batch before it is trained or sent"
+            f"buffer {name!r} grew from shape {tuple(before.shape)} to {tuple(now.shape)} while training, like a "
+            "buffer of an observer at its first batch: run the model on a batch before it is trained or sent"
         )
     if not all_finite(before):
         _LOG.warning("buffer %r began at infinity: its change is not sent", name)

@@ -24,7 +24,7 @@ _LOG = logging.getLogger("fl_elastic")
 
 
 class FitStart:
-    """A copy of what a fit may change, from before the fit.
+    """Copies of all that a fit may change, made before it is changed.
 
     A parameter and its optimiser state are copied when the parameter is about to be trained, so that a frozen one
     costs no memory; `followers` are copied at once.
@@ -34,7 +34,7 @@ class FitStart:
     model : nn.Module
         The model to be trained.
     manifest : Manifest
-        Says which tensors of it travel.
+        Manifest of the tensors that travel.
     optimizing : KeptOptimizer
         Its optimiser.
 
@@ -73,7 +73,7 @@ class FitStart:
         following = {id(each) for each in found}
         first_names = {id(parameter): name for name, parameter in reversed(self._named)}
         self.followers = {first_names[id(each)]: each for each in found}
-        # Torch counts writes by its own operations; whoever exchanges the data changes its address.
+        # Torch counts writes by its own operations; a replacement of the data shows in its address.
         self._written = {
             name: (parameter, writes_to(parameter), parameter.data_ptr())
             for name, parameter in self._named
@@ -109,7 +109,7 @@ class FitStart:
                 optimizer.about_to_train(parameter)
 
     def before(self, parameter: nn.Parameter) -> NDArray[Any]:
-        """Return the value of a parameter when it was about to be trained."""
+        """Return a parameter's value from before it was trained."""
         return self._parameters[id(parameter)][1]
 
     def unmoved(self, but: Collection[str]) -> dict[str, NDArray[Any]]:
@@ -159,7 +159,7 @@ class FitStart:
                 break
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore model and optimiser."""
         for own, names, values in self._buffers:
             own.clear()
             own.update(names)
@@ -199,7 +199,7 @@ class _Optimizer:
             for group in optimizer.param_groups
         ]
         self._states: dict[Tensor, Any] = {}
-        # It is not known what else the steps of other optimisers than torch's depend on.
+        # The steps of an optimiser that is not torch's may depend on any of its attributes.
         self._content: dict[str, tuple[Any, Any]] = {}
         if not moves_by_gradient(optimizer):
             self._content = {
@@ -229,7 +229,7 @@ class _Optimizer:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy; plain tensors are cloned, because a deep copy of them takes three times as long."""
+    """Return a copy of a value; plain tensors are cloned, because deep copies of them take three times as long."""
     if type(value) is dict:
         return {name: _copied(each) for name, each in value.items()}
     return value.detach().clone() if type(value) is Tensor else deepcopy(value)

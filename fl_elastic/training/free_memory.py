@@ -86,14 +86,14 @@ class FreeMemory:
             if not isinstance(output, Tensor) or output.grad_fn is None:
                 return
             if size < _FEW * self._step:
-                # To look takes longer than such a layer.
+                # A check takes longer than such a layer.
                 self._passed += size
             else:
                 output.grad_fn.register_prehook(lambda _: self.look(size))
 
         handles: list[Any] = [layer.register_forward_pre_hook(before) for layer in layers]
         handles += [layer.register_forward_hook(after) for layer in layers]
-        # What the step before left over must not add to what the first layers need.
+        # So that free memory left by the previous step does not add to the needs of the first layers.
         handles.append(model.register_forward_pre_hook(lambda *_: self.look(inference)))
         try:
             yield
@@ -124,7 +124,7 @@ def give_back() -> None:
 
 
 def resident_bytes() -> int | None:
-    """Return the bytes of private memory of this process, without code; None if the platform does not tell."""
+    """Return the bytes of private memory of this process, without code; None if the platform does not report it."""
     with suppress(OSError, ValueError, IndexError):
         file = os.open("/proc/self/statm", os.O_RDONLY)
         try:

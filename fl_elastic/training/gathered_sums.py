@@ -18,11 +18,11 @@ from fl_elastic.training.last_layer import COMPUTED, LastLayer, LayerRows
 from fl_elastic.training.loader import NO_BATCH
 from fl_elastic.training.sums_size import held_out
 
-NONE_COUNTS = "no target counts: every class is one that is ignored"
+NONE_COUNTS = "no target counts: the class of every target is ignored"
 """Error message for data without a target that counts."""
 # Rows that are collected before a product is computed, and most rows of one product.
 _AT_ONCE, _MOST_AT_ONCE = 256, 4096
-# If inputs have many rows each, at least this many inputs are held out, each with the rows that give the same sums.
+# If inputs have many rows each, at least this many inputs are held out, each reduced to rows with the same sums.
 _INPUTS = 20
 _Kept: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -30,7 +30,7 @@ _Kept: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 class GatheredSums:
     """Adds up the examples that are not held out, many at a time.
 
-    If only a few were added at a time, writing the D x D sums would take longer than the products.
+    With few at a time, writing the D x D sums would take longer than computing the products.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class GatheredSums:
         self._held = _HeldOut()
 
     def add(self, rows: LayerRows, keys: list[int]) -> None:
-        """Take in the rows of a batch, and a key per input."""
+        """Add the rows of a batch, with a key for each input."""
         kind = rows.layer, rows.classes
         if self._kind not in (None, kind):
             raise TrainingError(
@@ -75,7 +75,7 @@ class GatheredSums:
         # A number that is not finite makes its row of the products so, the constant's column included.
         if not all(np.isfinite(array).all() for array in (products[-1], targets, squares, *held)):
             raise TrainingError(
-                "what enters the last layer, or a target, is not finite: check the data for NaN, and the "
+                "the input of the last layer, or a target, is not finite: check the data for NaN, and the "
                 "learning rate"
             )
         if not found.num_examples and not empty:
@@ -120,8 +120,8 @@ class GatheredSums:
 class _HeldOut:
     """Chooses the held-out examples: those with the smallest keys.
 
-    So they are the same in every pass and any order, and equal examples are held out together. An input that has
-    more rows than features is kept as fewer rows with the same sums.
+    Therefore they are the same in every pass and order, and equal examples are held out together. An input with
+    more rows than features is reduced to fewer rows with the same sums.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class _HeldOut:
         self._below: int | None = None
 
     def exchange(self, rows: Tensor, wanted: Tensor, squares: Tensor, keys: Tensor) -> _Kept:
-        """Take in rows, whose last feature is the constant 1; return those that are not held out, or no longer."""
+        """Add rows, whose last feature is the constant 1; return all rows that are not held out, or no longer."""
         new: _Kept = rows, wanted, squares, keys
         small = torch.ones_like(keys, dtype=torch.bool)
         if self._below is not None:

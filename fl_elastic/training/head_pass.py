@@ -68,10 +68,10 @@ def head_sums(
         Least number of inputs per fold, approximately; if the inputs do not suffice for five folds, there are
         fewer.
     loss_fn : callable, optional
-        The loss that the head is for. If it takes numbers from 0 to 1 for log-odds, as the binary cross-entropy
-        does, the sums are of log-odds (`fl_elastic.training.loss_of_scores.log_odds`). A loss is refused that takes
-        outputs for something else than scores, such as probabilities, or compares them with other classes, such as
-        those of the next token.
+        The loss that the head is for. If it interprets outputs as log-odds of targets from 0 to 1, as the binary
+        cross-entropy with logits does, the sums are of log-odds (`fl_elastic.training.loss_of_scores.log_odds`). A
+        loss is refused if it interprets outputs as something other than scores, such as probabilities, or compares
+        them with other classes, such as those of the next token.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def sums_and_inputs(
     together: int = 1,
     loss_fn: LossFn | None = None,
 ) -> tuple[HeadSums, int | None]:
-    """Return what `head_sums` does, and the number of inputs in the sums; None if these are all of the loader's.
+    """Return the sums of `head_sums`, and the number of inputs in them; None if the whole loader was read.
 
     No batch is begun after ``seconds``; the sums then cover a part of the data.
     """
@@ -131,8 +131,8 @@ def sums_apart(
     model, loader, seconds, loss_fn
         See `sums_and_inputs`.
     clip : float, optional
-        Features are divided by this length, and an example's features that are longer are scaled down to it. An
-        example that comes again is not counted again.
+        Features are divided by this length, after longer features of an example are scaled down to it. A repeated
+        example is not counted again.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def sums_apart(
     gathered = GatheredSums(), GatheredSums()
     seen: set[tuple[int, int]] = set()
     if clip is not None and getattr(getattr(loader, "sampler", None), "replacement", False):
-        # Changed at random in each draw, an example is not known again.
+        # With random augmentation, a repeated example is not recognised.
         raise TrainingError(
             "differential privacy for sums requires that each example counts once, and the loader draws examples "
             "with replacement: give a loader that draws each once"
@@ -174,7 +174,7 @@ def _clipped(rows: LayerRows, clip: float) -> LayerRows:
 
 
 def _once(rows: LayerRows, keys: list[int], seen: set[tuple[int, int]]) -> LayerRows:
-    """Return the rows of classified inputs that were not seen before, and note them."""
+    """Return the rows of inputs that were not seen before with the same class, and add them to ``seen``."""
     known = len(seen)
     new = []
     for place, target in zip(rows.inputs.tolist(), rows.wanted.argmax(dim=1).tolist(), strict=True):
@@ -234,7 +234,7 @@ def _pass_over(
                 )
             if odds and not rows.may_be_shares:
                 raise TrainingError(
-                    "the loss takes the first batch's targets, which lie from 0 to 1, for shares, and another "
+                    "the loss interprets the first batch's targets, which lie from 0 to 1, as shares, but another "
                     "batch has targets outside: shuffle the data, or train the head"
                 )
             rows = replace(rows, wanted=log_odds(rows.wanted)) if odds else rows
@@ -243,7 +243,7 @@ def _pass_over(
 
 
 def example_keys(inputs: Any, count: int, features: Tensor) -> list[int]:
-    """Return a key for each input, equal for equal inputs; made from its features if inputs are no rows."""
+    """Return a key for each input, equal for equal inputs; computed from features if inputs do not have rows."""
     try:
         found = sample_ids(inputs)
     except ModelError:

@@ -22,20 +22,20 @@ from fl_elastic.readout.model_end import link_of
 
 NOT_LINEAR = (
     "the last layer's output is not its weight times its input, plus its bias: a subclass of nn.Linear, a hook, an "
-    "adapter or a quantiser does something else as well, which a head in closed form does not know; end the model "
-    "with a plain linear layer, or train it"
+    "adapter or a quantiser changes it, which a head in closed form cannot take into account; end the model with a "
+    "plain linear layer, or train it"
 )
 """Error message for a last layer that is not a plain linear layer."""
 
 COMPUTED = (
     "the last layer's weight or bias is computed from other parameters, as by weight_norm: a head in closed form "
-    "has nowhere to go; take the parametrisation off, or train the head"
+    "cannot be written into it; remove the parametrisation, or train the head"
 )
 """Error message for a last layer into which no head can be written."""
 
 LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-# A larger head is that of a language model: its sums would be many times what a round sends.
+# A larger head is that of a language model: its sums would be many times larger than an update.
 _MOST_WEIGHTS = 1 << 24
 # Rows of a batch on which it is tested that a layer is linear.
 _TESTED = 4
@@ -53,7 +53,7 @@ class LayerCall:
     layer : nn.Module
         The layer.
     given, out : Tensor
-        What entered and what came out; the model may change both in place afterwards.
+        Input and output of the call; the model may change both in place afterwards.
     versions : tuple
         Torch's version counters of both right after the call; None for a tensor that has none.
     """
@@ -81,9 +81,9 @@ class LayerCall:
         return scores is self.out or link_of(scores, self.out, axis) is not None
 
     def rows_of(self, scores: Tensor) -> slice | Tensor | None:
-        """Return which rows of the output the scores are; None if they are none, or if that is not clear.
+        """Return the rows of the output that the scores are: all, or one per example, as that of its last token.
 
-        They are all of them, or one row for each example, as of its last token.
+        None if the scores are not rows of the output, or it is not clear which.
         """
         if self.is_whole(scores):
             return slice(None)
@@ -91,9 +91,9 @@ class LayerCall:
 
     @property
     def linear(self) -> bool:
-        """Whether what came out is the weight times what entered, plus the bias: a few rows are computed again.
+        """Whether the output is the weight times the input, plus the bias; tested on a few rows.
 
-        A subclass, a hook, an adapter or a quantiser may add something of its own.
+        A subclass, a hook, an adapter or a quantiser may change the output.
         """
         weight = self.layer.weight.detach().flatten(1)
         given, out = (_flat(self.layer, tensor)[:_TESTED] for tensor in (self.given, self.out))
@@ -110,7 +110,7 @@ class LayerCall:
 def _one_of_each(scores: Tensor, out: Tensor, given: Tensor) -> Tensor | None:
     """Return the indices of the rows that equal the scores, one of each example; None if there are none.
 
-    Rows that are equal must have had equal inputs, so that it does not matter which one is meant.
+    Equal rows of an example must have equal inputs, so that it does not matter which of them is returned.
     """
     if scores.ndim != 2 or out.ndim != 3 or scores.shape != (len(out), out.shape[2]):
         return None
@@ -150,7 +150,7 @@ class LayerRows:
     layer : nn.Module
         The last linear layer.
     features : Tensor, shape (R, D)
-        What entered the layer.
+        Inputs of the layer.
     wanted : Tensor, shape (R, C)
         Wanted outputs, in double precision: one-hot for classes, NaN for an ignored class, or numbers.
     classes : bool
@@ -164,7 +164,7 @@ class LayerRows:
     places : slice or Tensor
         Which rows of the layer's output these are.
     alike : bool
-        Whether the scores are the layer's output as it is.
+        Whether the scores are the layer's unchanged output.
     """
 
     layer: LastLayer
@@ -283,7 +283,7 @@ def rows_of(
 
 
 def _call_of(seen: Sequence[LayerCall], scores: Tensor) -> tuple[LayerCall, slice | Tensor] | None:
-    """Return the last call that put out the scores, and which of its rows they are."""
+    """Return the last call whose output contains the scores, and the rows of its output that they are."""
     for call in reversed(seen):
         places = call.rows_of(scores)
         if places is not None and call.out.ndim > 1:

@@ -14,7 +14,7 @@ _UTILS = "torch._dynamo.utils"
 
 
 def without_compiler() -> None:
-    """Replace ``torch._dynamo`` by a stand-in until somebody compiles.
+    """Replace ``torch._dynamo`` by a stand-in until something is compiled.
 
     Every torch optimiser imports the whole compiler when the optimiser is made and when it steps, for two functions
     that do nothing outside of a compiler; torchvision imports it to ask whether there is a compiler. In every round
@@ -32,8 +32,8 @@ class _StandIn(ModuleType):
     """A module that has the functions needed without a compiler, and loads the real module for all others."""
 
     def __getattr__(self, name: str) -> Any:
-        # The import system asks any module for dunder names; answer as an ordinary module does. Only an import of
-        # a part of the compiler asks for the package's __path__.
+        # The import system looks up dunder names in any module; respond as an ordinary module does. Only an import
+        # of a submodule of the compiler looks up the package's __path__.
         package = self.__name__ == _COMPILER
         if name.startswith("__") and not (package and name == "__path__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Read a loader of any kind: how many batches, how many examples, the first few of them."""
+"""Read a loader of any kind: its number of batches and examples, and its first batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHARE_FOR_COUNTING, _LEAST_SHARE = 0.1, 1e-3
 
 @dataclass(frozen=True)
 class LoaderSize:
-    """What a loader gives in one epoch.
+    """Number of batches and examples that a loader gives in one epoch.
 
     Attributes
     ----------
@@ -80,11 +80,11 @@ def first_batches(
 
 
 def check_loader(loader: object) -> None:
-    """Raise TrainingError for what is no loader of batches: None, or a dataset of single examples."""
+    """Raise TrainingError for an object that is not a loader of batches, such as None or a dataset of examples."""
     if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise TrainingError(
-            f"the loader is {loader!r}: give a list of batches or a DataLoader, and do not ask a client "
-            "for what it has no data for"
+            f"the loader is {loader!r}: give a list of batches or a DataLoader, and do not let a client without "
+            "such data train or evaluate"
         )
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise TrainingError(
@@ -94,7 +94,7 @@ def check_loader(loader: object) -> None:
 
 
 def check_rereadable(loader: object, reads: str) -> None:
-    """Raise TrainingError unless this is a loader that can be read again; ``reads`` says what reads it again."""
+    """Raise TrainingError unless this is a loader that can be read again; ``reads`` is the message's reason."""
     check_loader(loader)
     if isinstance(loader, Iterator):
         raise TrainingError(
@@ -111,9 +111,9 @@ def loader_size(
     clock: Clock = time.perf_counter,
     loading: float = 0.0,
 ) -> LoaderSize:
-    """Return batches and examples per epoch, as the loader says, or else by counting once.
+    """Return the number of batches and examples per epoch, by the loader's length or else by reading it once.
 
-    The samplers, ``drop_last`` and batch samplers of a DataLoader are counted by what they draw.
+    For a DataLoader they are those that its samplers, batch sampler and ``drop_last`` give.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def loader_size(
     clock : callable
         Returns the time in seconds.
     loading : float
-        Seconds that reading one batch takes, as far as they are known.
+        Seconds that reading one batch takes; 0 if not known.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def loader_size(
                 ends=False,
             )
         sizes, empty, began = [], 0, clock()
-        # A shuffled loader draws random numbers, which are those of training.
+        # A shuffled loader would otherwise use up random numbers of the training.
         with preserved_rng():
             for _, counting, size in islice(counter.over(loader), _MOST_BATCHES + 1):
                 sizes.append(size)
@@ -182,12 +182,12 @@ def _size_of(first: Batch | None, counter: ExampleCounter) -> int:
 
 
 def says_its_length(loader: Iterable[Batch]) -> bool:
-    """Return whether a loader says how many batches it has, so that it need not be read to count them."""
+    """Return whether a loader has a length, so that it need not be read to count its batches."""
     return isinstance(loader, (list, tuple)) or length_of(loader) is not None
 
 
 def _to_draw_from(loader: object) -> int | None:
-    """Return the size of the dataset from which a DataLoader draws batches; None if it draws none or is silent."""
+    """Return the size of the dataset from which a DataLoader draws batches; None if it is not known."""
     dataset, drawn = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
     return length_of(dataset) if drawn is not None else None
 

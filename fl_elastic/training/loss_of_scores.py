@@ -1,4 +1,4 @@
-"""Find out what a loss expects of a linear layer's outputs: class scores, log-odds, or the targets themselves."""
+"""Determine how a loss interprets a linear layer's outputs: as class scores, log-odds, or estimates of targets."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _INSTEAD = (
     "model as it is"
 )
 _OF_THE_MODEL = (own_loss, own_loss_or_cross_entropy)
-# What losses raise for outputs that they do not expect.
+# Exceptions that losses raise for outputs that they do not expect.
 _OF_A_LOSS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 # The probability that confident scores give to a class: no loss with label smoothing wants more.
 _SURE = 0.9
-# Scores this many times as large as wanted ones; half precision has room for them.
+# Factor between very large scores and the wanted ones; half precision can represent them.
 _FAR = 1e4
 # Relative difference of losses that is rounding.
 _ROUNDED = 1e-2
@@ -47,7 +47,7 @@ _ROUNDED = 1e-2
 def loss_of_scores(
     loss_fn: LossFn, targets: Any, outputs_with: Callable[[Tensor], Any]
 ) -> LossOfScores:
-    """Return a batch's loss as a function of scores, which raises TrainingError if the loss cannot take them.
+    """Return a batch's loss as a function of scores; it raises TrainingError if the loss cannot take scores.
 
     Parameters
     ----------
@@ -89,12 +89,12 @@ def refuse_other_scores(loss: LossOfScores, wanted: Tensor, classes: bool) -> No
     none, some, many = (loss(times * wanted) for times in (0.0, 1.0, _FAR))
     if classes and math.isfinite(some) and not math.isfinite(loss(-wanted)):
         raise TrainingError(
-            f"the loss of negative scores is not finite, as it takes outputs for probabilities: {_INSTEAD}"
+            f"the loss of negative scores is not finite, as it interprets outputs as probabilities: {_INSTEAD}"
         )
     # A loss of scores is bounded below, or rises again.
     if 0 < none - some < 2 * (none - many) / _FAR:
         raise TrainingError(
-            "the loss falls without end as scores grow, as it takes outputs for logarithms of probabilities: "
+            "the loss falls without bound as scores grow, as it interprets outputs as logarithms of probabilities: "
             f"{_INSTEAD}"
         )
     if classes and some > none:
@@ -109,7 +109,7 @@ def why_no_readout(
 ) -> str:
     """Return why a loss or metrics need more of a model's outputs than their scores; empty if they do not.
 
-    Scores are all that a model puts out whose head reads elsewhere than at the last layer.
+    A model whose head reads elsewhere than at the last layer outputs only scores.
 
     Parameters
     ----------
@@ -133,20 +133,20 @@ def why_no_readout(
             if not _is_of_scores(function, scores, targets, whole):
                 return (
                     f"{_name(function)} needs more of the model's outputs, a {type(outputs).__name__}, than their "
-                    "scores, which are all that a model puts out whose head reads elsewhere"
+                    "scores, but a model whose head reads elsewhere outputs only scores"
                 )
     return ""
 
 
 def _unchanged(function: object) -> AbstractContextManager[None]:
-    """Restore what a loss holds, such as a mean of the outputs that it has seen."""
+    """Return a context that restores the state of a loss, such as a mean of the outputs that it has seen."""
     return untouched(nn.Identity(), function)
 
 
 def _is_of_scores(
     function: Callable[[Any, Any], Any], scores: Tensor, targets: Any, expected: Any
 ) -> bool:
-    """Return whether a function takes scores for a model's outputs, and gives the same number if it is a loss."""
+    """Return whether a function accepts scores instead of the model's outputs, with the same result for a loss."""
     try:
         found = function(scores, targets)
     except (*_OF_A_LOSS, ModelError):
@@ -169,15 +169,15 @@ def takes_log_odds(
 ) -> bool:
     """Return whether a loss interprets scores as log-odds; raise TrainingError if no solved head suits the loss.
 
-    Several labels 0 and 1 are learned by a loss of log-odds, whose right scores are not 0 and 1. No solved head
-    suits a loss that compares each token with the next one's class, as a language model's does, or that interprets
-    scores as something else than the targets, such as logarithms of counts. All this is found out by computing the
-    loss with wanted scores in place of the layer's output.
+    Several labels 0 and 1 are usually learned with a loss of log-odds, whose best scores are not 0 and 1. No solved
+    head suits a loss that compares each token with the next one's class, as a language model's does, or that
+    interprets scores as something other than the targets, such as logarithms of counts. The test computes the loss
+    with wanted scores in place of the layer's output.
 
     Parameters
     ----------
     found : LayerRows
-        The rows of a batch, of which some count.
+        The rows of a batch; some of them have a target that counts.
     loss_fn : callable
         ``loss_fn(outputs, targets)``.
     outputs, targets : any
@@ -192,7 +192,7 @@ def takes_log_odds(
     try:
         loss_of_scores(loss_fn, targets, lambda _: outputs)(found.wanted)
     except TrainingError:
-        # The loss needs outputs that the model has in train mode alone, such as auxiliary scores: no test is made.
+        # The loss needs outputs that the model has only in train mode, such as auxiliary scores: no test is made.
         return False
     if found.alike and isinstance(outputs, Tensor):
         again = partial(found.replaced, out=outputs)
@@ -213,16 +213,16 @@ def takes_log_odds(
     before = loss(wanted)
     if found.may_be_shares:
         odds = log_odds(wanted)
-        # Log-odds must do no harm on either half of the targets alone: a loss of log rates also falls where zeros
+        # Log-odds must not increase the loss on either half of the targets: a loss of log rates also falls if zeros
         # become negative, and most counts are zeros.
         ends = [end for end in (wanted < 0.5, wanted >= 0.5) if bool(end.any())]
         if loss(odds) < before and all(loss(odds.where(end, wanted)) <= before for end in ends):
             return True
     if found.differ and not before < loss(wanted.mean(dim=0).expand_as(wanted)):
         raise TrainingError(
-            "the loss is no smaller if outputs equal their targets than if all equal the targets' mean: it takes "
-            "outputs for something else, such as the logarithm of a rate. A head in closed form would be fitted to "
-            "the targets themselves; train it"
+            "the loss is no smaller if outputs equal their targets than if all equal the targets' mean: it "
+            "interprets outputs as something else, such as the logarithm of a rate. A head in closed form would be "
+            "fitted to the targets themselves; train it"
         )
     return False
 

@@ -1,4 +1,4 @@
-"""Settings of an elastic trainer beyond budget and policy, and checks of what a trainer is given."""
+"""Settings of an elastic trainer besides budget and policy, and checks of a trainer's arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 
 _LOG = logging.getLogger("fl_elastic")
-# Most names in a message.
+# Largest number of names in a message.
 _SHOWN = 4
 
 
@@ -33,14 +33,14 @@ class ForwardOptions:
     Parameters
     ----------
     feature_bytes : int
-        Bound of the feature store; 0 for none. A store pays when the same examples come back without random
+        Bound of the feature store; 0 for none. A store saves time if the same examples come back without random
         augmentation of the inputs: within a fit of several epochs, or in later fits, if the store is a file and
         nothing trains below its cut meanwhile.
     precision : {"fp16", "fp32", "int8"}
         How features are stored.
     path : path-like, optional
         File for the features, kept for later fits and processes; if left out, features are held in memory. Features
-        of examples that a fit over all data no longer meets are wiped.
+        are deleted once a fit over all data no longer contains their example.
     """
 
     feature_bytes: int = 0
@@ -48,7 +48,7 @@ class ForwardOptions:
     path: str | os.PathLike[str] | None = None
 
     def terms(self, examples: int, epochs: float) -> StoreTerms | None:
-        """Return what plans may assume about the store, for this many examples and epochs; None without a store."""
+        """Return the properties of the store that a planner uses; None without a store."""
         size = PRECISIONS[self.precision].itemsize
         return (
             StoreTerms(self.feature_bytes, size, examples, epochs) if self.feature_bytes else None
@@ -73,8 +73,8 @@ class TrainablePart:
         Empty for none.
     keep_statistics : bool
         Whether norms run with their present statistics, as in eval mode, and do not update them: the statistics of
-        pretraining say more than a small batch, and a solved head fits no others. The norms' weights and biases are
-        trained as usual.
+        pretraining are better than those of a small batch, and a solved head fits only the statistics that it was
+        solved with. The norms' weights and biases are trained as usual.
     """
 
     cut: str = ""
@@ -113,7 +113,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """Settings of `ElasticTrainer` beyond budget and policy.
+    """Settings of `ElasticTrainer` besides budget and policy.
 
     Parameters
     ----------
@@ -127,18 +127,18 @@ class TrainerOptions:
         groups if a first fit cannot pay for a probe, or if making a plan takes more than a twentieth of a deadline.
         0 turns this off; with 1 every fit does so.
     proximal : float
-        Weight of FedProx's pull towards the weights that the fit started from (Li et al., MLSys 2020), on the
-        trained tensors; 0 for none.
+        Weight of FedProx's proximal term, which pulls the trained tensors towards the weights that the fit started
+        from (Li et al., MLSys 2020); 0 for none.
     forward : ForwardOptions, optional
         Runs the frozen prefix as inference, optionally with stored features; by default the forward pass is not
         changed.
     part : TrainablePart
-        What may be trained.
+        The part of the model that may be trained.
     timing : Timing
         How steps are timed.
     count_examples : callable, optional
         ``count_examples(inputs, targets)`` returns the number of examples in a batch, which weights the client's
-        update and the means of its evaluation. By default the targets tell it, see
+        update and the means of its evaluation. By default it is derived from the targets, see
         `fl_elastic.groups.batch.batch_size`.
     accumulate : int
         Number of batches whose mean gradient each optimiser step takes. The last step of a fit may have fewer, and
@@ -245,7 +245,7 @@ def refuse_untrainable(model: nn.Module) -> None:
     """Raise ModelError for a model that no plan can train: no parameters, no values, or sparse gradients."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(
-            "the model has no trainable parameter: set requires_grad on what shall train"
+            "the model has no trainable parameter: set requires_grad on the parameters to train"
         )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:

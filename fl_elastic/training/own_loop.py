@@ -1,4 +1,4 @@
-"""Plan for a training loop of one's own, and say what that loop changed."""
+"""Plans for the caller's own training loop, and the update that holds the loop's changes."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def plan_for(
     profile : CostProfile, optional
         Costs, measured by `fl_elastic.profiling.profile_model`.
     options : TrainerOptions, optional
-        What may be trained (``part``), importance, seed, and the batches of a step (``accumulate``).
+        The part that may be trained (``part``), importance, seed, and the batches of a step (``accumulate``).
     state : SelectionState, optional
-        Scores remembered from before; the new measurements are added to it.
+        Scores of earlier measurements; the new ones are added to it.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def plan_for(
     PlanError
         If the model has no group at the cut.
     BudgetError
-        If memory or uplink do not even admit the head.
+        If memory or uplink do not even suffice for the head.
     """
     model = uncompiled(model)
     options, optimizer = options or TrainerOptions(), KeptOptimizer(model, optimizer_fn)
@@ -103,7 +103,7 @@ def plan_for(
             "batches is one batch, of inputs and targets: pass a list of batches, such as [first, second]"
         )
     if batches:
-        # As a trainer does, without batches that have no example or none with a target.
+        # As in a trainer, batches without an example, or without a target that counts, are left out.
         counter = example_counter(loss_fn, options.count_examples)
         batches = first_batches(batches, len(batches), model_device(model), counter)
     if len(batches) < planner.batches_needed:
@@ -111,7 +111,7 @@ def plan_for(
             f"policy {policy!r} with importance {options.importance!r} measures on {planner.batches_needed} "
             f"batches, {len(batches)} were given with examples"
         )
-    _refuse_what_a_loop_does(options)
+    _refuse_step_options(options)
     whole = costs_for(
         planner.policy, profile, model, loss_fn, batches[0],
         optimizer_fn=optimizer_fn, budget=budget, options=options,
@@ -133,8 +133,8 @@ def plan_for(
     return plan
 
 
-def _refuse_what_a_loop_does(options: TrainerOptions) -> None:
-    """Raise TrainingError for options about how steps are taken, which is up to the caller's loop."""
+def _refuse_step_options(options: TrainerOptions) -> None:
+    """Raise TrainingError for options on how steps are taken, which the caller's loop decides."""
     usual = TrainerOptions()
     given = {
         "forward": options.forward != usual.forward,
@@ -144,7 +144,7 @@ def _refuse_what_a_loop_does(options: TrainerOptions) -> None:
     for name, is_given in given.items():
         if is_given:
             raise TrainingError(
-                f"option {name!r} says how steps are taken, which a loop of one's own does: leave it out, or use "
+                f"option {name!r} determines how steps are taken, which your own loop does: leave it out, or use "
                 "ElasticTrainer"
             )
 
@@ -158,7 +158,7 @@ def changed(
     num_examples: int,
     base_version: int = 0,
 ) -> PartialUpdate:
-    """Return what a training loop under a plan changed, as an update for the server.
+    """Return the changes of a training loop under a plan, as an update for the server.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""One short pass over data that ranks where in a model a head may read: features at each place, and targets."""
+"""One short pass over data for ranking the places that a head may read: features at each place, and targets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PlaceSample:
     classes : bool
         Whether targets are classes.
     first : FirstPass
-        What a pass over the first examples showed.
+        Result of a pass over the first examples.
     """
 
     sample: Sample
@@ -145,7 +145,7 @@ def _reader(
         places = candidate_places(model, first.few, most_features, first=first, graph=graph)
     if not places:
         raise TrainingError(
-            f"no place of the model has at most {most_features} features, which is all that is affordable: allow "
+            f"no place of the model has at most {most_features} features, the largest affordable number: allow "
             "more memory or uplink bytes"
         )
     with as_inference(model, first.few, {place.module for place in places}, graph) as lay_out:
@@ -220,8 +220,8 @@ class _Reader:
             if not self._asked.places:
                 return None
             raise PlanError(
-                f"place {place} has another number of features in another batch, as inputs differ in size: pool it "
-                "on a grid"
+                f"place {place} has different numbers of features in different batches, as inputs differ in size: "
+                "pool it on a grid"
             )
         if len(own) != (1 + self._asked.mirrored) * examples:
             raise PlanError(

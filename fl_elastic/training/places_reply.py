@@ -1,4 +1,4 @@
-"""A client's reply when the server asks where a head can read the model."""
+"""A client's reply to the server's request for samples of the places that a head can read."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def places_reply(
         rows = _that_fit(rows, found.sample.targets.shape[1], budget.uplink)
         if all(row.shape[1] > most for row in rows.values()):
             raise TrainingError(
-                f"no place of the model has at most {max(most, 1)} features, which is all that is affordable: "
+                f"no place of the model has at most {max(most, 1)} features, the largest affordable number: "
                 "allow more memory or uplink bytes"
             )
         rows = {

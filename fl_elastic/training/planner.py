@@ -1,4 +1,4 @@
-"""Choose what to train: decide when to measure importance and when to train everything, and ask the policy."""
+"""Choose the groups to train: ask the policy, and decide when to measure importance or to train everything."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("fl_elastic")
 # Largest share of a fit's time, or of the steps that a probe serves, that one probe may take.
 _PROBE_SHARE = 0.15
-# Under a speed-up, largest share of one fit's time; and under a deadline, largest share of it for all choosing.
+# Largest share of one fit's time that a probe may take under a speed-up; largest share of a deadline for choosing.
 _FIT_SHARE, _CHOOSING_SHARE = 0.5, 0.5
 # A later probe may take this share of the time of all steps since the last one. Until it may, earlier scores and
 # the importance read from steps suffice.
 _LATER_PROBE_SHARE = 0.01
 # Steps that read the importance of what they train: one moves the weights, the next one's gradients score the move.
 _STEPS_THAT_SCORE = 2
-# Largest share of a deadline that making a plan may take, and of its time what a fit without a plan remembers.
+# Largest share of a deadline that making a plan may take. If it takes more, everything is trained, and the
+# remembered time shrinks by the second factor.
 _PLANNING_SHARE, _KEPT_PLANNING_TIME = 0.05, 0.9
 # Kinds of modes whose update holds the whole group, so that a later plan of the fit may train any part of it.
 _SEND_ALL = ("full", "filtered")
@@ -94,8 +95,7 @@ class Planner:
         self._model, self._loss_fn = model, loss_fn
         self._optimizer = optimizer
         self._generator = np.random.default_rng(options.seed)
-        # A generator of its own: the number of draws by a policy must not affect which client trains everything
-        # when.
+        # A separate generator, so that the number of a policy's draws does not affect which fits train everything.
         self._full_generator = np.random.default_rng([abs(options.seed), _FULL_UPDATES])
         self._fidelity: Fidelity | None = None
         self._costs: CostProfile | None = None
@@ -139,7 +139,7 @@ class Planner:
         Parameters
         ----------
         costs : CostProfile
-            Costs of what may be trained.
+            Costs of the trainable part.
         requested_steps : int
             Steps that share the budget.
         batches : sequence of batch
@@ -147,14 +147,13 @@ class Planner:
         budget : Budget, optional
             What is left of the budget; by default all of it.
         whole : CostProfile, optional
-            Costs of the whole model, if they differ: a speed-up is relative to its full step. If a cut leaves the
-            policy nothing to choose among that it could choose among in the whole model, the last groups that fit
-            are trained.
+            Costs of the whole model, if they differ: a speed-up is relative to its full step. If the policy could
+            choose groups in the whole model but finds none above a cut, the last groups that fit are trained.
 
         Raises
         ------
         PlanError
-            If the policy has nothing to choose among.
+            If the policy has no groups to choose from.
         """
         budget = self.budget if budget is None else budget
         if whole is not None and whole is not costs:
@@ -202,8 +201,9 @@ class Planner:
     def probe_due(self, correction: float, left_seconds: float = np.inf) -> bool:
         """Return whether importance must be measured now: never while everything fits at the measured pace.
 
-        A policy that is defined by its own importance measures it even then, and however much its probes cost over
-        many fits. Except for the first, no probe may take more than a fixed share of the time left.
+        A policy that is defined by its own importance measures it even then, regardless of the cost of its probes
+        over many fits. No probe may take more than a fixed share of ``left_seconds``, which is infinite for the
+        first.
         """
         if not (self.policy.needs.importance and self.state.probe_due()):
             return False
@@ -248,7 +248,7 @@ class Planner:
         return self.probe_seconds <= _LATER_PROBE_SHARE * since
 
     def _can_pay_for_probe(self) -> bool:
-        """Return whether a probe fits the memory and leaves most of the time; otherwise known scores must do."""
+        """Return whether a probe fits the memory and leaves most of the time; otherwise known scores are used."""
         if not self.full_step_fits_memory:
             return False
         full = self._known_costs().full_step_seconds
@@ -280,10 +280,10 @@ class Planner:
         return self.policy.needs.importance is True and self.importance.read_from_steps
 
     def learn(self, scores: Scores) -> None:
-        """Take in scores from training steps, shape (N,), NaN for groups without one."""
+        """Merge scores from training steps, shape (N,), NaN for groups without one."""
         together = bool(np.isfinite(scores[: self._reachable]).all())
         self._measured_in_fit |= together
-        # The probe is outdated: steps were taken since.
+        # The probe is outdated, because steps were taken since.
         self._last_probe = None
         self.state.absorb(scores, together=together)
 
@@ -294,7 +294,7 @@ class Planner:
         self.memory = self.policy.after_backward(parameters, optimizer, self.memory)
 
     def measure_fidelity(self, batch: Batch) -> None:
-        """Measure how much of the gradient the policy's cheaper modes keep now, if it reads that."""
+        """Measure how much of the gradient the policy's cheaper modes keep now, if the policy uses this."""
         if self.policy.needs.fidelity:
             # Imported here: few policies read it.
             from fl_elastic.planning.importance.fidelity import measure_fidelity
@@ -315,7 +315,7 @@ class Planner:
         """
         first, request = self._first_plan, self.request(correction)
         if first is not None and any(transform.runs_part for transform in first.transforms):
-            # What a step runs is also what is sent, so it does not change within a fit.
+            # Steps run only the part that is sent, so the part does not change within a fit.
             return first
         if first is not None:
             request = replace(request, importance=request.importance * first.mask)
@@ -331,9 +331,9 @@ class Planner:
         return plan
 
     def pay_for_plan(self) -> float:
-        """Charge the budget what the options charge for a plan; return these seconds.
+        """Subtract the simulated time of making a plan from the budget; return these seconds.
 
-        Nothing is charged if everything fits or the policy has nothing to select.
+        It is 0 if everything fits or the policy has nothing to select.
 
         Raises
         ------
@@ -353,9 +353,9 @@ class Planner:
     def full_update_plan(self, affordable: Callable[[Plan], int]) -> Plan | None:
         """Return the plan that trains everything in fewer steps if this fit should, else None.
 
-        A fit trains everything when it is its turn; when no importance is known and a probe is too expensive,
-        because two such steps measure it; and when choosing would take more than a twentieth of a deadline. It does
-        not if it cannot pay for such steps.
+        A fit trains everything if a random draw says so; if no importance is known and a probe is too expensive,
+        because two full steps measure it; and if choosing would take more than a twentieth of a deadline. It does
+        not if it cannot pay for full steps.
 
         Parameters
         ----------
@@ -367,7 +367,7 @@ class Planner:
         due = self.state.draw_full_update(self.options.full_update_every, self._full_generator)
         if self._everything_fits(1.0):
             return None
-        steps, basis = (1, "everything, in turn") if due else self._rather_everything()
+        steps, basis = (1, "everything, in turn") if due else self._full_steps_instead()
         if not steps:
             return None
         request = self.request(1.0)
@@ -381,8 +381,8 @@ class Planner:
         self.based_on = basis
         return plan
 
-    def _rather_everything(self) -> tuple[int, str]:
-        """Return how many full steps are better than a choice, and the reason; 0 if a choice is better."""
+    def _full_steps_instead(self) -> tuple[int, str]:
+        """Return how many full steps are better than a choice, and the basis to report; 0 if a choice is better."""
         if not (self.policy.needs.importance and self.options.full_update_every):
             return 0, ""
         if self._choosing_takes_too_long and (self.policy.needs.modes or not self.state.scores):
@@ -417,14 +417,14 @@ class Planner:
         return _choosing(plan, {**choose_channels(plan.modes, graph, scores), **plan.channels})
 
     def _probe_now(self) -> Probe:
-        """Return the probe of the last importance measurement with its results; a new one if steps followed it."""
+        """Return the last probe of importance with its results, or a new one if steps were taken since."""
         last = self._last_probe
         if last is None or self.state.steps_since_probe or last.batches is not self._batches:
             return self.probe(self._batches)
         return last
 
     def _longest_left_out(self, request: PlanRequest) -> Mask | None:
-        """Return all groups, or, of those left out for longest, those that fit memory and uplink, if any."""
+        """Return a mask of all groups; if these exceed memory or uplink, of those left out for longest that fit."""
         everything = np.ones(len(request.profile), dtype=bool)
         if request.fits_bytes(everything):
             return everything
@@ -489,9 +489,9 @@ class Planner:
         return shadow_of(self._optimizer(), zip(own, parameters, strict=True))
 
     def request(self, correction: float = 1.0) -> PlanRequest:
-        """Return what the policy is asked, at the measured pace."""
+        """Return the request to the policy, at the measured pace."""
         costs = self._known_costs()
-        # A policy that cannot send less than everything reports itself when sending everything takes too long.
+        # A policy that always sends everything raises its own error if that takes too long.
         budget = sendable(self.budget) if self.policy.reduces_uplink else self.budget
         return PlanRequest(
             profile=costs,
@@ -523,7 +523,7 @@ def _worth_for(policy: Policy, state: SelectionState, costs: CostProfile) -> Sco
 
 
 def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
-    """Return the plan without the groups and modes that the first plan does not send."""
+    """Return the plan without groups and modes whose changes the first plan's update does not hold."""
     modes = [
         mode if before.kind in _SEND_ALL or mode == before else Mode.FROZEN
         for mode, before in zip(plan.modes, first.modes, strict=True)

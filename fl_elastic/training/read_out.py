@@ -118,10 +118,10 @@ def readout_of(
     asked = Reading.parse(read)
     why = first.why_last or why_no_readout(model, () if loss_fn is None else (loss_fn,), first.few)
     if why and not asked.places:
-        _LOG.warning("%s: the head reads what enters the last layer", why)
+        _LOG.warning("%s: the head reads the input of the last layer", why)
         return model, None
     if why:
-        raise TrainingError(f"{why}: read='last' reads what enters the last layer")
+        raise TrainingError(f"{why}: read='last' reads the input of the last layer")
     inputs, outputs = batch[0], first.outputs
     if asked.places and not asked.width:
         return Readout(model, asked, inputs, outputs), None

@@ -97,7 +97,7 @@ class StepLog:
 
 @dataclass(frozen=True)
 class ForwardReport:
-    """What the elastic forward pass of one fit did.
+    """Report on the elastic forward pass of one fit.
 
     Attributes
     ----------
@@ -163,11 +163,11 @@ class FitReport:
     num_examples : int
         Examples in the loader.
     forward : ForwardReport or None
-        What the elastic forward pass did; None if it was not asked for.
+        Report on the elastic forward pass; None if it was not asked for.
     full_ratio : float or None
         Median time of the full passes timed between the steps over the cost profile's; None if none was timed.
     based_on : str
-        What the choice of the plan was based on: "everything fits", "fixed rule" (a policy without importance),
+        Basis of the choice of the plan: "everything fits", "fixed rule" (a policy without importance),
         "measured importance" (of all groups, in this fit), "remembered importance" (from earlier probes and
         training steps), "size and turns" (no importance known), "everything, in turn" (a fit that trains everything
         for coverage), "everything, to learn its worth" (a first fit that cannot pay for a probe), "everything, as

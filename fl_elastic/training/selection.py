@@ -1,4 +1,4 @@
-"""Remember the scores that decide what is trained, from probe to probe and from round to round."""
+"""The importance scores by which groups are chosen, kept from probe to probe and from round to round."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class SelectionState:
     planning_seconds : float
         Time that making the last plan took; 0 if none was made.
     memory : PolicyMemory
-        What the policy itself remembers.
+        State of the policy itself.
     known : bool
-        Whether earlier fits are remembered; otherwise it is unknown what was left out.
+        Whether earlier fits are remembered; otherwise it is unknown which groups were left out.
 
     Raises
     ------
@@ -106,7 +106,7 @@ class SelectionState:
 
     @property
     def remembers(self) -> bool:
-        """Whether earlier rounds have left scores or anything else that a policy could use."""
+        """Whether there are scores from earlier rounds, or anything else that a policy could use."""
         looked_at = self.scores or self.memory.owner or self.planning_seconds
         return bool(looked_at or any(self.left_out))
 
@@ -138,7 +138,8 @@ class SelectionState:
         if together:
             self.steps_since_probe = 0
         if together and norms > 0:
-            # The gain of a step falls while the model learns: average the shares, not the sizes.
+            # The gain of a step falls while the model learns, so old scores are rescaled to the size of the new
+            # ones.
             old = old * (np.abs(new[both]).max() / np.abs(old[both]).max())
         keep = self.smoothing
         merged = np.where(both, keep * old + (1 - keep) * new, np.where(now, new, old))

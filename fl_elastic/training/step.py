@@ -1,4 +1,4 @@
-"""One training step: loss, gradients, FedProx's pull, the optimiser's step, and the importance read from it."""
+"""One training step: loss, gradients, proximal term, the optimiser's step, and the importance read from it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from fl_elastic.training.apply_plan import plan_guards
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
-# Steps of a plan whose optimiser is timed.
+# Number of steps of a plan in which the optimiser is timed.
 _TIMED = 5
-# Number of the step at which a group that no gradient has reached counts as without importance.
+# Number of the step from which on a group that no gradient has reached counts as having no importance.
 _TELLING = 2
 # Number of weights whose change is computed at once. The change of a whole big layer would need new memory, which
 # takes longer than the step; parts fit the cache.
@@ -50,7 +50,7 @@ class TrainingStep:
     optimizing : KeptOptimizer
         The trainer's optimiser.
     pull : ProximalPull
-        FedProx's pull towards the weights that the fit started from.
+        FedProx's proximal term, which pulls towards the weights that the fit started from.
     clock : callable
         Returns the time in seconds.
     forward : ElasticForward, optional
@@ -67,10 +67,10 @@ class TrainingStep:
     optimizer_seconds : list of float
         Time of the optimiser in the first steps of the present plan; on a GPU, timing delays the step.
     opener : StepOpener or None
-        The last opener that prepared steps, with what these held so far in the fit.
+        The last opener that prepared steps; it holds the masks of the parts that these have trained in the fit.
     moved : set of int
-        Ids of the parameters of which the last step trained only a part, through stand-ins that hold the gradients,
-        or which it may have moved without a gradient.
+        Ids of the parameters that the last step trained in part, through stand-ins that hold the gradients, or that
+        it may have moved without a gradient.
     stepped : bool
         Whether the last batch completed an optimiser step.
     taken : int
@@ -138,7 +138,7 @@ class TrainingStep:
         self.optimizer_seconds = []
 
     def finalize(self) -> None:
-        """Let the guards of the present plan bring the optimiser's state into its final form."""
+        """Let the guards of the present plan write the optimiser's state in its final form."""
         for guard in self._guards:
             guard.finalize()
 
@@ -182,7 +182,7 @@ class TrainingStep:
             part = loss / self.accumulate if self.accumulate > 1 else loss
             part.backward()  # type: ignore[no-untyped-call]
             self._waiting += 1
-        # Otherwise no trained parameter took part in the loss, as with routing: the batch is skipped.
+        # Otherwise the loss does not depend on a trained parameter, as with routing, and the batch is skipped.
         if self._waiting == self.accumulate:
             self.finish(stand_ins)
         return value
@@ -322,7 +322,7 @@ class StepImportance:
                 if math.isfinite(read):
                     self._scores[index] = np.nan_to_num(self._scores[index]) + read
             if self._steps[index] == _TELLING and self._stepped.isdisjoint(unread):
-                # Read already, or not used by these batches; then a step does not change the loss.
+                # Every gradient was read already, or the batches do not use the group, and a step gains nothing.
                 self._scores[index] = np.nan_to_num(self._scores[index])
 
     def scores(self) -> Scores:

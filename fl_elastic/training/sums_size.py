@@ -1,4 +1,4 @@
-"""What the sums for a head take: examples held out, bytes on the wire, memory while they are made."""
+"""Sizes of the sums for a head: held-out examples, bytes on the wire, and memory while they are computed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from fl_elastic.closed_form.folds import FOLDS
 
 # Bytes of a header, at most.
 _FRAME = 512
-# Held out are this many examples, or half the number of features if that is more: their rows are no more numbers
-# than the products of all features.
+# Number of held-out examples, or half the number of features if that is larger: then their rows hold no more
+# numbers than the products of all features.
 _HELD_OUT = 320
 # Peak of bytes while sums are made and written: for each feature of a held-out example, and for each product of two
 # features if products are added up. Measured with 200 to 3,000 examples of 700 to 2,048 features.

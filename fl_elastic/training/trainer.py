@@ -1,19 +1,19 @@
-"""The trainer: measure, choose, train, hold the budget, return what changed.
+"""The trainer: measure costs, choose groups, train within the budget, and return the update.
 
-Who calls whom in one fit::
+Calls of one fit::
 
     ElasticTrainer.fit              refuses what cannot train; restores everything if the fit fails
       FitBatches.read               batches.py: the first batches, and how many steps are asked for
-      FitStart                      fit_start.py: a copy of what the fit may change
+      FitStart                      fit_start.py: copies of all that the fit may change
       _fit
         costs_for                   costs.py: the known cost profile, or an estimate
         Planner.begin               planner.py: these costs, steps and what is left of the budget
-        TrainingStep, BudgetControl step.py, budget_control.py: take a step; say for how many the budget pays
+        TrainingStep, BudgetControl step.py, budget_control.py: take a step; count the steps that fit the budget
         Fit.run                     fit.py: phase by phase
           _phases                     Planner asks the policy for a plan, and when to choose again
           _train                      apply_plan.py: everything outside the plan is frozen
             _take_step                TrainingStep.take, timed by StepLog, counted by BudgetControl
-        _take_over                  keeps the costs, the scores and the changes that the fit has shown
+        _take_over                  keeps the costs, scores and trained tensors of the fit
       FitReport                     report.py
     ElasticTrainer.update           changes.py: the deltas of what was trained
 """
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("fl_elastic")
-# Multiple of its deadline from which on a fit says that it has overrun it; clocks and steps vary by less.
+# A fit that takes more than this multiple of its deadline logs a warning; clocks and steps vary by less.
 _OVERRUN = 1.15
 
 
@@ -131,7 +131,7 @@ class ElasticTrainer:
     ) -> None:
         check_parts(model, loss_fn, optimizer_fn, budget)
         if budget.memory is not None or budget.deadline is not None:
-            # Through an optimiser the compiler would take more memory than many a budget has, and a second.
+            # The first optimiser would load the compiler, which takes a second, and more memory than many budgets.
             from fl_elastic.training.lean_start import without_compiler
 
             without_compiler()
@@ -178,7 +178,7 @@ class ElasticTrainer:
         ModelError
             If the model cannot be trained here at all.
         BudgetError
-            If memory or uplink do not even admit the head, or the time does not pay for one step.
+            If memory or uplink do not even suffice for the head, or the time does not pay for one step.
 
         Notes
         -----
@@ -193,10 +193,10 @@ class ElasticTrainer:
         self._follow_flags()
         optimizer, policy = self._optimizing(), self.planner.policy
         if adds_noise(optimizer) and policy.reads_data:
-            raise _telling_choice(optimizer, policy)
+            raise _revealing_choice(optimizer, policy)
         timing, deadline = self.options.timing, self.budget.deadline
         device, needed = model_device(self.model), self.planner.batches_needed
-        # A speed-up is about steps alone; a deadline passes also while the loader reads and nothing is computed.
+        # A speed-up concerns only the steps; a deadline also covers the time in which the loader reads.
         timed = deadline is not None and timing.closed_loop
         clock = clock_for(device, "wall" if timed and timing.clock == "auto" else timing.clock)
         began = clock()
@@ -212,7 +212,7 @@ class ElasticTrainer:
             with kept:
                 return self._fit(data, start, log)
         except BaseException:
-            # Also on a loader's error or Ctrl-C: half-trained weights would be taken for the model's.
+            # Also on a loader's error or Ctrl-C, so that nobody uses half-trained weights.
             start.restore()
             raise
         finally:
@@ -229,9 +229,9 @@ class ElasticTrainer:
             self._optimizing.follow()
 
     def _hold_state(self, last: Plan) -> None:
-        """Forget the optimiser's state after a fit if a memory budget has no room for it beside another like that.
+        """Drop the optimiser's state after a fit if state and another such fit exceed the memory budget.
 
-        A fit that fails puts the state back, and so keeps a copy of what it changes; the rest is held beside it.
+        A fit holds the whole state, and a copy of the part that it changes, which it restores if it fails.
         """
         memory = self.budget.memory
         if memory is None:
@@ -241,15 +241,15 @@ class ElasticTrainer:
         if held and held + beside > memory and self._optimizing.begin_anew():
             if not self._began_anew:
                 _LOG.warning(
-                    "the optimiser begins anew in each fit: what it holds, %.3g MB, has no room beside a fit of "
-                    "%.3g MB in a memory budget of %.3g MB",
+                    "the optimiser begins anew in each fit: its state of %.3g MB and a fit of %.3g MB together "
+                    "exceed the memory budget of %.3g MB",
                     held / 1e6, beside / 1e6, memory / 1e6,
                 )  # fmt: skip
             held, self._began_anew = 0.0, True
         self._held_bytes = held
 
     def _fit(self, data: FitBatches, start: FitStart, log: StepLog) -> FitReport:
-        """Price the steps, train phase by phase, and take over what the fit has shown."""
+        """Determine the costs of steps, train phase by phase, and keep the results."""
         options, clock, steps = self.options, log.clock, data.requested_steps
         copied, known = clock(), self.profile
         priced = self.profile = costs_for(
@@ -279,11 +279,11 @@ class ElasticTrainer:
             fit.run(data.passes)
             report = self._take_over(fit, data, priced)
             self._closing_seconds = clock() - log.ended
-            self._say_overrun(report, clock() - log.began, data)
+            self._warn_of_overrun(report, clock() - log.began, data)
             return report
 
     def _prefix(self, data: FitBatches, above: int | None, clock: Clock) -> closing[ElasticForward]:
-        """Return what runs the frozen prefix as inference; closing it frees the features kept in memory."""
+        """Return the object that runs the frozen prefix as inference; closing it frees features kept in memory."""
         # Imported here: most fits run the whole model in each step.
         from fl_elastic.training.elastic_forward import ElasticForward
 
@@ -303,7 +303,7 @@ class ElasticTrainer:
         forward: ElasticForward | None,
         clock: Clock,
     ) -> TrainingStep:
-        """Return what takes the steps, and learns from them if the policy can use that."""
+        """Return the object that takes the steps, and reads importance from them if the policy uses it."""
         planner, worth = self.planner, None
         watch = planner.after_backward if planner.policy.reads_steps else None
         if planner.learns_from_steps:
@@ -316,7 +316,7 @@ class ElasticTrainer:
         )  # fmt: skip
 
     def _control(self, data: FitBatches, profile: CostProfile, budget: Budget) -> BudgetControl:
-        """Return what says for how many steps the budget pays."""
+        """Return the object that counts for how many steps the budget pays."""
         part, full, steps = self.options.part, profile.full_step_seconds, data.requested_steps
         return BudgetControl(
             budget.allowed_step_seconds(full, steps) * steps,
@@ -332,7 +332,7 @@ class ElasticTrainer:
         )
 
     def _take_over(self, fit: Fit, data: FitBatches, priced: CostProfile) -> FitReport:
-        """Keep what the fit trained and what it showed of costs; let policy, step and plan end it."""
+        """Keep the trained tensors, measured costs and policy memory of a fit; return its report."""
         step, part, num_examples = fit.step, self.options.part, data.counted()
         whole_model = not (part.cut or part.kept_head)
         measures = fit.profile.estimated and self.options.timing.closed_loop
@@ -362,13 +362,13 @@ class ElasticTrainer:
             transform.finished(self.model, fit.plan, self._optimizing())
         return report
 
-    def _say_overrun(self, report: FitReport, took: float, data: FitBatches) -> None:
+    def _warn_of_overrun(self, report: FitReport, took: float, data: FitBatches) -> None:
         """Warn if a fit took longer than its deadline."""
         deadline = self.budget.deadline
         if data.loading_seconds is not None and deadline is not None and took > _OVERRUN * deadline:
             _LOG.warning(
                 "the fit took %.3g s, its deadline was %.3g s: %.3g s of it for %s steps, the rest for estimating, "
-                "choosing and preparing. Allow more time; later fits of this model know its costs",
+                "choosing and preparing. Allow more time; later fits of this model need no estimate",
                 took, deadline, report.seconds, report.steps,
             )  # fmt: skip
 
@@ -398,11 +398,11 @@ class ElasticTrainer:
         )
 
     def update(self, base_version: int = 0) -> PartialUpdate:
-        """Return what the last fit changed, relative to the weights that it started from.
+        """Return the changes of the last fit, relative to the weights that it started from.
 
         The update holds each parameter that was trained for at least one step, and each running statistic that the
         training steps updated, with the number of those steps. For a tensor that every plan of the fit trained only
-        in part (by channels, or in windows), ``parts`` says which part.
+        in part (by channels, or in windows), ``parts`` holds masks of that part.
 
         Raises
         ------
@@ -416,7 +416,7 @@ class ElasticTrainer:
 
 
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
-    """Return the profile scaled to the fit's measurements; for steps of a part, only full passes count."""
+    """Return the profile scaled to the fit's measurements; if steps run only a part, to those of full passes."""
     if not any(transform.runs_part for transform in fit.plan.transforms):
         loading = fit.profile.fixed_seconds - profile.fixed_seconds
         planned = fit.plan.predicted_step_seconds - loading
@@ -427,8 +427,8 @@ def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
     return refined(profile, fit.control.full_ratio, planned, taken)
 
 
-def _telling_choice(optimizer: torch.optim.Optimizer, policy: Policy) -> TrainingError:
-    """Return the error for noise that is added for privacy, and a policy that chooses by gradients without it."""
+def _revealing_choice(optimizer: torch.optim.Optimizer, policy: Policy) -> TrainingError:
+    """Return the error for a policy that chooses by gradients, under an optimiser that adds noise for privacy."""
     return TrainingError(
         f"policy {POLICIES.name_of(policy)!r} chooses by gradients or activations before "
         f"{type(optimizer).__name__} adds noise, so that the choice would reveal something about the data: use "

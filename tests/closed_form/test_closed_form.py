@@ -436,7 +436,7 @@ def fold_written(change: Any) -> bytes:
         (set_to(1, (3, 4), np.nan), "not finite"),
         (set_to(2, (3, 1), np.inf), "not finite"),
         (set_to(0, 0, np.nan), "not finite"),
-        (set_to(0, 1, 1e200), "beyond any use"),
+        (set_to(0, 1, 1e200), "or larger than"),
         (set_to(0, 41, -3.0), "."),
         (set_to(0, 45, 7.0), "one class"),
         (set_to(2, (3, 1), 9.0), "larger than their squares"),

@@ -453,7 +453,8 @@ def test_privacy_around_packed_updates_is_refused(kind: str, saved: bool, tmp_pa
     """Of the two, the first cannot read them, and the second would add noise to changes that nobody clips."""
     strategy = PRIVATE[kind](PartialUpdates(strategy_of()))
     with pytest.raises(
-        SettingError, match="which it cannot clip: put the server-side wrapper inside"
+        SettingError,
+        match="cannot clip the packed updates of its clients: put the server-side wrapper",
     ):
         start(Checkpointed(strategy, tmp_path) if saved else strategy, fleet(elastic))
 
@@ -470,7 +471,7 @@ def test_what_only_its_own_start_does_is_not_promised_inside_a_wrapper(
 ) -> None:
     inside = PartialUpdates(strategy_of(), **settings)
     with pytest.raises(
-        SettingError, match=f"Around is put around PartialUpdates, whose {what} has no"
+        SettingError, match=f"Around is put around PartialUpdates, whose {what} then has no"
     ):
         start(Around(inside), fleet(elastic))
     assert start(PartialUpdates(Around(strategy_of()), **settings), fleet(elastic)).arrays

@@ -177,7 +177,7 @@ def test_statistics_that_have_never_seen_data_are_not_kept_without_a_word(
         for node in range(1, 5)
     }
     run(PartialUpdates(quiet(), config=terms), apps, arrays_of(model), 1, lambda reply: reply)
-    said = "those of 3 of them have never seen data (1.running_mean)" in caplog.text
+    said = "the statistics of 3 norms have never seen data (1.running_mean)" in caplog.text
     assert said == (terms.keeps_statistics and not pretrained)
 
 

@@ -91,7 +91,7 @@ def test_batches_in_dicts_are_taken_apart() -> None:
         ([(X, Y)], 3, r"give \[3\]"),
         ([(X, Y)], "12", "are not a list"),
         ([(X, Y)], range(23), "no example would be left"),
-        ([(X[:4].T, Y[:4])], [0], "do not come first"),
+        ([(X[:4].T, Y[:4])], [0], "first dimension of these batches is not"),
         (iter([(X, Y)]), [0], "which examples"),
         (DataLoader(Endless(), batch_size=2), [0], "which examples"),
         (DataLoader(DATA, batch_size=None), [0], "which examples"),
@@ -101,7 +101,7 @@ def test_batches_in_dicts_are_taken_apart() -> None:
         ),
         (
             DataLoader(DATA, sampler=torch.utils.data.RandomSampler(DATA, replacement=True)), [0],
-            "numbers of its own",
+            "may not draw each example once",
         ),
     ],
 )  # fmt: skip

@@ -316,7 +316,7 @@ def test_whole_numbers_that_a_client_changes_are_said_to_stay(
     begun["w"] = Array(np.zeros(2, np.float32))
     result, _ = run(PartialUpdates(quiet(nodes=2)), {1: any_record(1), 2: any_record(2)}, begun, 2)
     assert result.arrays["counts"].numpy().tolist() == [0, 0, 0]
-    said = [each.getMessage() for each in caplog.records if "of whole numbers" in each.getMessage()]
+    said = [each.getMessage() for each in caplog.records if "integer tensor" in each.getMessage()]
     assert len(said) == 1 and "'counts'" in said[0]
 
 

@@ -360,7 +360,7 @@ def test_types_of_the_model_survive() -> None:
         (lambda: PartialUpdates(None), "NoneType is not a strategy"),
         (lambda: PartialUpdates(object()), "object is not a strategy of flwr.serverapp.strategy"),
         (lambda: PartialUpdates(PartialUpdates(FedAvg())), "cannot be put around another PartialUpdates"),
-        (lambda: PartialUpdates(Checkpointed(FedAvg(), "x")), "cannot be put around Checkpointed: put that around"),
+        (lambda: PartialUpdates(Checkpointed(FedAvg(), "x")), "cannot be put around Checkpointed: use"),
         (lambda: PartialUpdates.for_unequal_devices(FedAvg), "is a class"),
         (lambda: Checkpointed(FedAvg, "x"), "is a class"),
         (lambda: Checkpointed(Checkpointed(FedAvg(), "x"), "x"), "one is enough"),

@@ -470,7 +470,7 @@ def test_training_that_spoils_the_features_is_undone_and_goes_on_with_shorter_st
     fewer = [1.0 if not gone else 0.25 for gone in back[:-1]]
     assert rates == [float(np.prod(fewer[:count])) for count in range(5)]
     assert min(seen) > 0.9  # a model of zeros guesses
-    assert "use 0.25 of their learning rate" in caplog.text
+    assert "multiply their learning rates by 0.25" in caplog.text
     assert strategy.solved.weights.keys() == strategy.downlink.weights.keys()
 
 

@@ -141,7 +141,9 @@ def test_training_that_would_change_its_features_is_refused(tmp_path: Path) -> N
     learner = solved(tmp_path)
     assert "keeps features at '5'" in refusal(client_of(tmp_path, budget=Budget()), net())
     other = net(seed=5)
-    assert "is another one below '5'" in refusal(client_of(tmp_path), other, kind=SolveHead)
+    assert "differs from the learner's below '5'" in refusal(
+        client_of(tmp_path), other, kind=SolveHead
+    )
     closed(learner)
 
 

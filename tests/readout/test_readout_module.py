@@ -314,14 +314,14 @@ def test_inputs_of_another_size_are_refused_where_they_give_other_features() -> 
         readout = Readout(model, places, torch.zeros(2, 12, dtype=torch.long), 3)
         assert readout(torch.zeros(3, 12, dtype=torch.long)).shape == (3, 3)
         with pytest.raises(
-            PlanError, match=r"gives 60 numbers an example here, and 48 .*on a grid"
+            PlanError, match=r"gives 60 features per example for these inputs, and 48 .*on a grid"
         ):
             readout(torch.zeros(3, 15, dtype=torch.long))
 
 
 def test_a_fleet_cannot_read_inside_a_model_that_renames_its_state_and_is_told() -> None:
     model, inputs = of_zoo("unusual_models", "renamed_state")
-    with pytest.raises(ModelError, match="under other names"):
+    with pytest.raises(ModelError, match="has other names"):
         kept_tensors_of(model, (Place("hidden", "flat"),), inputs)
     assert Readout(model, "hidden@flat", inputs, 3)(inputs).shape == (4, 3)
 

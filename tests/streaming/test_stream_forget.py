@@ -146,7 +146,7 @@ def test_a_number_that_means_nothing_changes_nothing(
 def test_all_that_is_known_cannot_be_forgotten(tmp_path: Path) -> None:
     learner, _ = taught(tmp_path, 60)
     everything = range(1, 100)
-    with pytest.raises(StreamError, match="begin anew"):
+    with pytest.raises(StreamError, match="start a new learner"):
         learner.forget(everything)
     closed(learner)
 

@@ -172,7 +172,7 @@ def test_small_counts_are_no_log_odds(first: bool) -> None:
         head_sums(nn.Linear(FEATURES, CLASSES), batches, loss_fn=nn.PoissonNLLLoss())
     # Zeros alone tell nothing of the loss.
     batches = [(inputs[:40], torch.zeros(40, CLASSES)), (inputs[40:], often)]
-    with pytest.raises(TrainingError, match="for shares, and another batch has targets outside"):
+    with pytest.raises(TrainingError, match="as shares, but another batch has targets outside"):
         head_sums(nn.Linear(FEATURES, CLASSES), batches, loss_fn=nn.PoissonNLLLoss())
 
 
@@ -203,7 +203,7 @@ def test_numbers_are_regressed_where_the_loss_takes_outputs_for_them(
         flat = targets.mean(0).expand_as(targets)
         assert loss_fn(model(inputs), targets) < loss_fn(flat, targets)
     else:
-        with pytest.raises(TrainingError, match="takes outputs for something else"):
+        with pytest.raises(TrainingError, match="interprets outputs as something else"):
             solve_head(model, batches, loss_fn=loss_fn)
 
 
@@ -243,7 +243,7 @@ def test_one_number_may_lack_the_axis_of_its_output_and_a_loss_that_spreads_it_i
     spread = nn.MSELoss()
     with (
         pytest.warns(UserWarning, match="broadcasting"),
-        pytest.raises(TrainingError, match="takes outputs for something else"),
+        pytest.raises(TrainingError, match="interprets outputs as something else"),
     ):
         head_sums(nn.Linear(FEATURES, 1), data, loss_fn=spread)
 
@@ -268,8 +268,8 @@ def test_maps_are_read_at_the_last_layer_unless_a_place_is_named(
     model = nn.Sequential(nn.Conv2d(FEATURES, 9, 1), nn.Conv2d(9, CLASSES, 1))
     loss = functional.cross_entropy
     assert read_out(model, data, loss_fn=loss).model is model
-    assert "gives scores of shape (2, 3, 4, 4): the head reads what enters the last" in caplog.text
-    with pytest.raises(TrainingError, match="read='last' reads what enters the last layer"):
+    assert "gives scores of shape (2, 3, 4, 4): the head reads the input of the last" in caplog.text
+    with pytest.raises(TrainingError, match="read='last' reads the input of the last layer"):
         read_out(model, data, read="0@grid2", loss_fn=loss)
 
 

@@ -70,7 +70,7 @@ class Halved(nn.Module):
             Halved(nn.LogSoftmax(1)), functional.nll_loss, None, "logarithms of probabilities",
         ),
         (Halved(nn.LogSoftmax(1)), nn.KLDivLoss(reduction="batchmean"), one_hot, "logarithms of"),
-        (Halved(nn.Softmax(1)), of_probabilities, None, "takes outputs for probabilities"),
+        (Halved(nn.Softmax(1)), of_probabilities, None, "interprets outputs as probabilities"),
         (Halved(nn.Sigmoid()), functional.binary_cross_entropy, one_hot, "between 0 and 1"),
         # No example is of the last class, whose number would be too large.
         (nn.Identity(), from_one, lambda classes: classes.clamp(1), "the target minus one"),

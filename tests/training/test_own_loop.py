@@ -271,7 +271,7 @@ def test_an_own_loop_refuses_what_it_cannot_heed() -> None:
         "keep_statistics": TrainerOptions(part=TrainablePart(keep_statistics=True)),
         "forward": TrainerOptions(forward=ForwardOptions()),
     }.items():
-        with pytest.raises(TrainingError, match=f"'{name}' says how steps are taken"):
+        with pytest.raises(TrainingError, match=f"'{name}' determines how steps are taken"):
             plan_for(network(), LOSS, batches(2), budget=Budget(), options=options)
 
 

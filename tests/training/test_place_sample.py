@@ -168,5 +168,5 @@ def test_batches_of_other_lengths_leave_out_the_places_whose_features_they_chang
 
 
 def test_a_named_place_that_other_lengths_change_is_refused_with_the_reason() -> None:
-    with pytest.raises(PlanError, match="another number of features in another batch"):
+    with pytest.raises(PlanError, match="different numbers of features in different batches"):
         read_out(Mean(), sentences(), read="words@flat>4")

@@ -68,9 +68,9 @@ def test_named_places_are_projected_as_their_name_says() -> None:
 @pytest.mark.parametrize("read", ["auto>0", "auto>x", "auto>", "auto>-3"])
 def test_a_bound_that_means_nothing_is_refused_as_it_was_given(read: str) -> None:
     x, y = stripes(8, 0)
-    with pytest.raises(PlanError, match=f"'{read}' gives no number of features"):
+    with pytest.raises(PlanError, match=f"'{read}' has no number of features"):
         read_out(network(), [(x, y)], read=read)
-    with pytest.raises(SettingError, match=f"'{read}' gives no number of features"):
+    with pytest.raises(SettingError, match=f"'{read}' has no number of features"):
         RoundConfig(read=read)
 
 

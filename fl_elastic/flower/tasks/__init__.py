@@ -1,1 +1,1 @@
-"""What a server can ask of a client: one file for each task, with its message, its handler and its collector."""
+"""Tasks that a server can give a client: one file for each task, with its message and its handler."""

@@ -1,4 +1,4 @@
-"""Rate the possible cuts of the model: what training down to each would gain. `FleetCut` collects the answers."""
+"""Rate the possible cuts of the model by the gain of training down to each. `FleetCut` collects the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RateCuts(RoundTask):
-    """Say what training down to each place of the model would gain."""
+    """Report the gain of training down to each place of the model."""
 
     name: ClassVar[str] = "cut-worth"
 

@@ -1,4 +1,4 @@
-"""Describe the device: what its rounds cost. `ClientRegistry` collects the answers."""
+"""Describe the device by the costs of its rounds. `ClientRegistry` collects the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Describe(RoundTask):
-    """Say what the device can do in a round; no model comes with the question.
+    """Report what the device can do in a round; the message brings no model.
 
     It travels as an evaluation: Flower's ``query`` messages do not reach a ``NumPyClient``.
     """
@@ -33,7 +33,7 @@ class Describe(RoundTask):
 
 
 def capabilities(work: ClientRound) -> Capabilities:
-    """Return what a client can do in a round with a task; unknown costs are estimated."""
+    """Return a client's capabilities for a round with a task; unknown costs are estimated."""
     from fl_elastic.flower.capabilities import Capabilities
     from fl_elastic.training.costs import lasting_costs
 

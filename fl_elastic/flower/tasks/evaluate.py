@@ -46,7 +46,11 @@ class Evaluate(RoundTask):
 def _above_cut(
     work: ClientRound,
 ) -> Iterator[Callable[[Batch], AbstractContextManager[None]] | None]:
-    """Keep the test data's features in a file of their own: a fit wipes features that it does not meet."""
+    """Yield a function that runs a batch on kept features above the cut; None if features are not kept.
+
+    Features of the test data have a file of their own, because a fit deletes features of examples that it does not
+    meet.
+    """
     options, profile, tests = work.options, work.known_profile(), work.data.tests
     forward = options.forward
     lasts = forward is not None and forward.path is not None and forward.feature_bytes

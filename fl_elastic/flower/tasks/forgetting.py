@@ -1,6 +1,6 @@
-"""What a server asks in order to forget examples: what matters to them, and the loss with a dampened model.
+"""Tasks for forgetting examples: sum squared gradients, and measure the loss of the dampened model.
 
-`fl_elastic.flower.forgetting.dampened` collects the answers.
+`fl_elastic.flower.forgetting.dampened` collects the squared gradients.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MeasureLoss(RoundTask):
 
 
 def _in_time(batches: Iterable[Batch], seconds: float) -> Iterator[Batch]:
-    """Yield batches until so many seconds have passed; at least one."""
+    """Yield batches until this many seconds have passed; at least one batch."""
     until = time.monotonic() + seconds
     for batch in batches:
         yield batch

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fl_elastic.training.report import ForwardReport
 
 
-# A fold of fewer examples would reveal nearly the examples themselves.
+# Sums over a fold of fewer examples would almost reveal the examples themselves.
 _TOGETHER = 8
 
 
@@ -69,7 +69,7 @@ class SolveHead(RoundTask):
 def _exact_sums(
     work: ClientRound,
 ) -> tuple[HeadSums, int, ForwardReport | None]:
-    """Return the sums for a head, the number of examples that they stand for, and a report on the prefix.
+    """Return the sums for a head, the number of examples that they represent, and a report on the frozen prefix.
 
     Features at the fleet's cut are stored during the pass.
     """
@@ -87,6 +87,6 @@ def _exact_sums(
         seconds=work.budget.deadline or math.inf, together=_TOGETHER,
         loss_fn=data.loss_fn,
     )  # fmt: skip
-    # An input may have many targets that count, such as tokens, or none.
+    # One input may have many targets, such as tokens, or none.
     share = 1.0 if inputs is None else min(inputs / max(work.size(examples).examples, 1), 1.0)
     return data.in_server_order(sums), round(sums.num_examples / share), forward

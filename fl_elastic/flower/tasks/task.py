@@ -1,4 +1,4 @@
-"""What a server asks of a client in one message, and the client's answer."""
+"""A task that a server gives a client in one message, and the client's answer."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Answer:
     Attributes
     ----------
     arrays : list of array
-        The payload: one array of bytes, or arrays if something else has to sum them.
+        The payload: one array of bytes, or plain arrays for secure aggregation or one of Flower's own strategies.
     num_examples : int
-        Number of examples that it stands for.
+        Number of examples that the payload represents.
     metrics : dict
-        Further statements of the client.
+        Further numbers and texts for the server.
     loss : float
         Loss of an evaluation.
     report : FitReport, optional
@@ -81,7 +81,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class RoundTask(ABC):
-    """A request of the server to one client, and how the client answers it.
+    """A task that the server gives one client, and the client's handler for it.
 
     Its fields travel as entries of the message's config. Tasks are hashable, so that messages with equal tasks
     share their content.
@@ -124,7 +124,7 @@ class RoundTask(ABC):
         Parameters
         ----------
         work : ClientRound
-            This task on the client that is asked.
+            This task on the client that does it.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class RoundTask(ABC):
             for each in fields(self)
             if getattr(self, each.name) != each.default
         }
-        # A learning rate is not written: it is in the config that the server's user gives.
+        # The learning rate is not written, because it is in the config of the server's user already.
         said.pop(_FLOWERS_RATE, None)
         return said if self.name == self.message_type else {TASK: self.name, **said}
 
@@ -173,7 +173,7 @@ def task_in(config: Mapping[str, Any], message_type: str = "train") -> RoundTask
     name = str(config.get(TASK, message_type))
     if name not in _CLASSES:
         raise UpdateError(
-            f"the server asks for task {name[:40]!r}, which this version does not know: update it"
+            f"the server asks for task {name[:40]!r}, which this version does not know: update fl_elastic here"
         )
     module, kind = _CLASSES[name].split(".")
     task: type[RoundTask] = getattr(import_module(f"fl_elastic.flower.tasks.{module}"), kind)
@@ -249,7 +249,7 @@ DEADLINE = config_key("deadline")
 
 
 def number_in(config: Mapping[str, Any], key: str, default: float | None) -> Any:
-    """Return a number from 0 of a message's config; UpdateError if it is none.
+    """Return a non-negative number from a message's config; raise UpdateError for any other value.
 
     >>> number_in({"proximal-mu": 0.1}, "proximal-mu", 0.0)
     0.1
@@ -262,7 +262,7 @@ def number_in(config: Mapping[str, Any], key: str, default: float | None) -> Any
 
 
 def _value(config: Mapping[str, Any], name: str, default: Any) -> Any:
-    """Return a field's value from the config: of the default's type, or a number from 0."""
+    """Return a field's value from the config: of the default's type, or a non-negative number."""
     key = config_key(name)
     if isinstance(default, (bool, str)):
         return type(default)(config.get(key, default))

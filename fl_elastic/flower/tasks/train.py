@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def summable(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in a form that Flower's secure aggregation adds up correctly.
 
-    It turns arrays without dimensions into plain numbers, which its operations in place then do not change, and it
-    scales numbers in their own type, which is beyond the range of half precision.
+    Zero-dimensional arrays get a dimension, because its in-place operations have no effect on them. Half-precision
+    arrays become fp32, because its scaling of numbers would overflow.
 
     >>> summable(np.array(1.5, np.float16))
     array([1.5], dtype=float32)
@@ -34,13 +34,13 @@ def summable(array: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Train(RoundTask):
-    """Train what the budget allows, and send what changed.
+    """Train within the budget, and send the update.
 
     Attributes
     ----------
     groups : str
-        Names of the groups to train, as a JSON list, chosen by the server from what clients report of their
-        importance; empty to let the client choose.
+        Names of the groups to train, as a JSON list, chosen by the server from the importance that clients report;
+        empty to let the client choose.
     keep_statistics : bool
         Whether norms keep their statistics.
     rate : float
@@ -48,7 +48,7 @@ class Train(RoundTask):
     lr : float, optional
         Learning rate that replaces the optimiser's own, under the key that Flower's apps use for it.
     forgotten : str
-        The client's request to have examples forgotten that was met; empty for none.
+        Digest of the client's request to have examples forgotten, if the server has met it; empty otherwise.
     """
 
     groups: str = ""
@@ -92,7 +92,7 @@ class Train(RoundTask):
             return Answer.packed(packed, update.num_examples, metrics, report)
         weights = data.weights()
         if self.groups:
-            # The server sums the same tensors of all clients, and sees no single client's.
+            # Secure aggregation sums the same tensors of all clients.
             trained = [name for name in work.data.manifest.names if name in update.deltas]
             metrics[TENSORS] = json.dumps([work.data.manifest.index[name] for name in trained])
             weights = {name: summable(weights[name]) for name in trained}
@@ -129,8 +129,8 @@ class Train(RoundTask):
         if request.pending:
             metrics[FORGET] = request.digest(name)
         if self.groups and trainer.state.complete:
-            # Shares measured on a part of the model would make the rest look worthless. A negative score counts as
-            # zero: it is no reason to disbelieve the other scores.
+            # Sent only when every group has a score: otherwise the rest would look worthless. A negative score is
+            # sent as zero, because the server would refuse all scores over one negative score.
             worth = {name: max(score, 0.0) for name, score in report.importance.items()}
             metrics[IMPORTANCE] = json.dumps(worth)
         return metrics
