@@ -95,10 +95,19 @@ class BudgetControl:
         self._unevenness = 1.0
         self._granted = 0
         self._open_ended = open_ended
+        self._work = 0.0
+
+    @property
+    def mean_work(self) -> float:
+        """Mean work of the batches so far, in batches of the shape for which costs are known.
+
+        That of a batch of another shape, as of texts padded to their longest, is known by its time alone.
+        """
+        return self._work / self.steps if self.steps else 1.0
 
     def allowed_seconds(self, plan: Plan) -> float:
         """Return the seconds that all steps of the fit may take, at the device's present speed, less sending."""
-        return self._allowed_seconds * self.drift - plan.sending_seconds
+        return self._allowed_seconds * self.drift * self._share_of_work - plan.sending_seconds
 
     def record(
         self,
@@ -127,8 +136,12 @@ class BudgetControl:
         self.spent += seconds
         self.predicted += predicted_seconds
         self.steps += 1
+        steady = seconds if steady_seconds is None else steady_seconds
+        usual = self._measured() or predicted_seconds * self.drift * self.correction
+        tells = self.correct and usual > 0 and not whole_batch
+        self._work += steady / usual if tells else 1.0
         if whole_batch:
-            self._recent.append(seconds if steady_seconds is None else steady_seconds)
+            self._recent.append(steady)
         if whole_batch and nearly_full and self._compares_with_full_steps:
             self._note_reference(seconds / predicted_seconds)
             # Such steps replace the timed full steps.
@@ -169,6 +182,11 @@ class BudgetControl:
     def _compares_with_full_steps(self) -> bool:
         return self.correct and self._relative and self._limited
 
+    @property
+    def _share_of_work(self) -> float:
+        """`mean_work` for a speed-up, which relates to full steps on the same batches; 1 under a deadline."""
+        return self.mean_work if self._compares_with_full_steps else 1.0
+
     def replanned(self, planning_seconds: float | None = None) -> None:
         """Forget the step times of the previous plan; the next correction waits longer after each correction.
 
@@ -200,7 +218,7 @@ class BudgetControl:
             left_seconds = self.allowed_seconds(plan) - self.spent
             if self._relative:
                 # Half a step of grace: the budget is met on average instead of always undershot.
-                affordable = math.floor(left_seconds / step + 0.5)
+                affordable = math.floor(left_seconds / (step * self._share_of_work) + 0.5)
             else:
                 # A deadline is not overrun: the last step must fit even if it is a slow one.
                 fits = left_seconds >= self._slow(plan) * (1 - 1e-9)
@@ -238,7 +256,7 @@ class BudgetControl:
         if not plan.feasible:
             # The plan's steps take longer than their share by choice: fewer of them keep within the budget.
             return None
-        allowed = self.allowed_seconds(plan) / self.requested_steps
+        allowed = self.allowed_seconds(plan) / self.requested_steps / self._share_of_work
         wanted = measured / (plan.predicted_step_seconds * self.drift)
         missed = abs(measured - allowed) * (self.requested_steps - self.steps)
         misses = (

@@ -190,8 +190,9 @@ class Fit:
             if self.batch is None:
                 break
             if control.reference_due():
-                # Outside the frozen block: a full step also trains the norms that the plan freezes.
-                control.reference(*self._time_full_pass(self.batch, phase.plan))
+                # Outside the frozen block: a full step also trains the norms that the plan freezes. On a batch of
+                # the shape for which costs are known: a longer one would be taken for a slower device.
+                control.reference(*self._time_full_pass(self.batches[0], phase.plan))
             due = phase.kind != "full" and control.steps_left(phase.plan) > 0
             if due and (self._probe_due(phase.plan) or control.corrected):
                 phase = Phase("selected", self._choose([self.batch, *self.batches[1:]], phase.plan))

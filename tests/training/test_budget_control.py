@@ -231,6 +231,23 @@ def test_a_device_that_slows_down_gets_more_seconds_for_the_same_speedup() -> No
     assert corrects(control, plan)
 
 
+@pytest.mark.parametrize("later", [10.0, 0.1])
+@pytest.mark.parametrize(("fraction", "share"), [(0.5, 1.0), (1.0, 0.5)])
+def test_a_speedup_relates_to_full_steps_on_batches_of_the_same_lengths(
+    later: float, fraction: float, share: float
+) -> None:
+    # A speed-up of 2 of full steps that take 1 s on the first batch and some like it, and so many on others.
+    control, plan = control_of(20.0, 40, relative=True), plan_of(fraction)
+    lengths = 10 * [1.0, later, later, later]
+    for length in lengths:
+        if control.steps_left(plan):
+            whole = length == 1.0
+            take(control, 1, fraction * length, whole=whole, predicted=fraction)
+    assert control.steps == pytest.approx(share * len(lengths), abs=1)
+    assert control.spent == pytest.approx(0.5 * sum(lengths), rel=0.1)
+    assert control.mean_work == pytest.approx(sum(lengths) / len(lengths), rel=0.1)
+
+
 def clock_of(*times: float) -> StepLog:
     ticks = iter([0.0, *times])
     return StepLog((4, 2), lambda: next(ticks), began=0.0)
