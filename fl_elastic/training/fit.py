@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, DivergedError, ModelError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import all_finite
+from fl_elastic.groups.forward import all_finite, batch_shape
 from fl_elastic.groups.loss_settings import weight_in_mean
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.groups.trace import NO_GRADIENT
@@ -118,6 +119,7 @@ class Fit:
     stayed_here: set[str] = field(default_factory=set)
     batch: Batch | None = None
     _stream: Epochs = field(init=False)
+    _said_larger: bool = False
 
     def charge_start(
         self, estimating_seconds: float, copied: float, closing_seconds: float | None
@@ -270,6 +272,7 @@ class Fit:
     ) -> None:
         """Take a step and record what it took; ``expected`` is the prefix's time in the plan."""
         control, log, step, forward = self.control, self.log, self.step, self.step.forward
+        self._say_larger(batch)
         before = 0.0 if forward is None else forward.prefix_seconds
         computed = 0 if forward is None else forward.computed
         started = log.clock()
@@ -295,6 +298,21 @@ class Fit:
         )
         self._predict_first_pass(computed)
         self.planner.state.steps_since_probe += 1
+
+    def _say_larger(self, batch: Batch) -> None:
+        """Warn, once, of a batch that is larger than the first one, for which a memory budget holds."""
+        shape, known = batch_shape(batch), batch_shape(self.batches[0])
+        if (
+            self.budget.memory is not None
+            and not self._said_larger
+            and math.prod(shape) > math.prod(known)
+        ):
+            self._said_larger = True
+            _LOG.warning(
+                "a batch of shape %s is larger than the first one, of shape %s, for which the memory budget holds: "
+                "it may take more. Let the loader begin with its largest batch, or bound the length of inputs",
+                shape, known,
+            )  # fmt: skip
 
     def _interrupts(self, phase: Phase) -> bool:
         """Return whether a full step, or another choice, is due before the next step of a phase."""
