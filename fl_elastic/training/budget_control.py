@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Collection
 
 from fl_elastic.planning import Plan
 
@@ -92,6 +93,8 @@ class BudgetControl:
         self.planning_seconds = 0.0
         self._times_full_steps = times_full_steps
         self._recent: deque[float] = deque(maxlen=_WINDOW)
+        # Those on batches of any shape: before a deadline the next one may be as long as they were.
+        self._of_any_shape: deque[float] = deque(maxlen=_WINDOW)
         self._unevenness = 1.0
         self._granted = 0
         self._open_ended = open_ended
@@ -140,6 +143,7 @@ class BudgetControl:
         usual = self._measured() or predicted_seconds * self.drift * self.correction
         tells = self.correct and usual > 0 and not whole_batch
         self._work += steady / usual if tells else 1.0
+        self._of_any_shape.append(steady)
         if whole_batch:
             self._recent.append(steady)
         if whole_batch and nearly_full and self._compares_with_full_steps:
@@ -205,6 +209,7 @@ class BudgetControl:
         if self._recent:
             self._unevenness = self._ninth_of_ten() / max(self.recent_step_seconds, 1e-12)
         self._recent.clear()
+        self._of_any_shape.clear()
 
     def steps_left(self, plan: Plan) -> int:
         """Return how many more steps of the plan the budget pays for; may be 0."""
@@ -272,13 +277,13 @@ class BudgetControl:
 
     def _slow(self, plan: Plan) -> float:
         """Return the 90th percentile of the step times; before a plan's first step, scaled from the plan before."""
-        if self._recent:
+        if self._of_any_shape:
             return self._ninth_of_ten()
         return plan.predicted_step_seconds * self.drift * self.correction * self._unevenness
 
     def _ninth_of_ten(self) -> float:
-        ordered = sorted(self._recent)
-        return ordered[math.ceil(_SLOW_QUANTILE * len(ordered)) - 1]
+        # A smaller last batch must not make the next whole one look quicker.
+        return max(_ninth_of_ten(self._recent), _ninth_of_ten(self._of_any_shape))
 
     def _measured(self) -> float | None:
         needed = _FIRST_LOOK if self._early else _WINDOW
@@ -288,3 +293,8 @@ class BudgetControl:
     def recent_step_seconds(self) -> float:
         """Median of the last steps of the present plan, 0 before the first."""
         return statistics.median(self._recent) if self._recent else 0.0
+
+
+def _ninth_of_ten(times: Collection[float]) -> float:
+    ordered = sorted(times)
+    return ordered[math.ceil(_SLOW_QUANTILE * len(ordered)) - 1] if ordered else 0.0

@@ -96,6 +96,18 @@ def test_the_last_step_before_a_deadline_must_fit_also_if_it_is_slow(slow: int) 
     assert 24 < control.spent <= 30.0
 
 
+@pytest.mark.parametrize("longest", [5.0, 9.0])
+def test_the_last_step_before_a_deadline_must_fit_also_on_a_longer_batch(longest: float) -> None:
+    control, plan = control_of(64.0, 100), plan_of(1.0)
+    for step in range(100):
+        if not control.steps_left(plan):
+            break
+        # The shape of the first batch is that of every fifth.
+        length = 1.0 + (step % 5) * (longest - 1.0) / 4
+        take(control, 1, length, whole=length == 1.0, predicted=1.0)
+    assert 64.0 - longest <= control.spent <= 64.0
+
+
 def test_a_new_plan_is_taken_to_be_as_uneven_as_the_one_before() -> None:
     control, plan = control_of(100.0, 1000), plan_of(1.0)
     for step in range(WINDOW):
