@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import ModelError
+from fl_elastic.groups.untouched import modes_kept
 from fl_elastic.state.files import write_atomically
 from fl_elastic.update import Manifest, load_weights
 
@@ -30,7 +31,7 @@ def export_model(
     Parameters
     ----------
     model : nn.Module
-        Model to which the weights belong; it holds them afterwards.
+        Model to which the weights belong; it holds them afterwards, in the mode that it had.
     weights : mapping of str to ndarray
         Weights, for example of a checkpoint.
     path : path-like
@@ -46,11 +47,11 @@ def export_model(
     """
     target = Path(path)
     load_weights(model, Manifest.fitting(model, weights.keys()), dict(weights))
-    model.eval()
     if target.suffix == ".safetensors":
         return write_atomically(target, _safetensors(model))
     if target.suffix == ".onnx":
-        return write_atomically(target, _onnx(model, example))
+        with modes_kept(model):
+            return write_atomically(target, _onnx(model.eval(), example))
     raise ModelError(f"{target.name}: known endings are .safetensors and .onnx")
 
 

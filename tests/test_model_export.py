@@ -93,3 +93,13 @@ def test_an_unknown_ending_is_refused(
     with pytest.raises(ModelError, match=r"\.safetensors and \.onnx"):
         export_model(model_of(0), trained[1], tmp_path / "m.pt", torch.zeros(1, 1, 4, 4))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", pytest.param("m.onnx", marks=pytest.mark.slow)])
+def test_export_leaves_the_modes_of_the_model(
+    name: str, trained: tuple[nn.Module, dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    model = model_of(0).train()
+    model[1].eval()
+    export_model(model, trained[1], tmp_path / name, torch.zeros(1, 1, 4, 4))
+    assert [each.training for each in model] == [True, False, True, True, True]

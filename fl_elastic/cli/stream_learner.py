@@ -108,7 +108,7 @@ class Opening:
 
     @contextmanager
     def learner(self) -> Iterator[tuple[StreamLearner, NDArray[Any]]]:
-        """Yield the learner and a sample of zeros, its folder locked; the caller saves the state."""
+        """Yield the learner and a sample of zeros, its folder locked meanwhile; the caller saves the state."""
         import torch
 
         from fl_elastic.budget import Budget
@@ -124,7 +124,6 @@ class Opening:
         )
         from fl_elastic.streaming.disk_room import fitting_capacity, saved_sums_bytes, state_bytes
         from fl_elastic.streaming.growing_head import last_linear
-        from fl_elastic.streaming.learner_state import one_learner
         from fl_elastic.training.lean_start import without_compiler
 
         # The process serves this learner only.
@@ -146,13 +145,10 @@ class Opening:
             layer = last_linear(network)
             state += saved_sums_bytes(layer.in_features, layer.out_features)
         self._refuse_other_latent()
-        with (
-            one_learner(self.state_dir),
-            SampleStore(
-                self._store, fitting_capacity(self.state_dir, self.capacity, state),
-                encoding=self._encoding, seed=self.seed,
-            ) as store,
-        ):  # fmt: skip
+        with SampleStore(
+            self._store, fitting_capacity(self.state_dir, self.capacity, state),
+            encoding=self._encoding, seed=self.seed,
+        ) as store:  # fmt: skip
             learner = StreamLearner(
                 network, store, budget=Budget(speedup=self.speedup, deadline=self.deadline),
                 policy=self.policy,
@@ -162,7 +158,10 @@ class Opening:
                 latent=Latent(self.latent) if self.latent else None, head=head,
                 options=StreamOptions(steps=self.steps),
             )  # fmt: skip
-            yield learner, example.numpy()[0]
+            try:
+                yield learner, example.numpy()[0]
+            finally:
+                learner.close(save=False)
 
 
 def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemo
 from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent
-from fl_elastic.streaming.learner_state import LearnerState, StateFolder
+from fl_elastic.streaming.learner_state import LearnerState, StateFolder, one_learner
 from fl_elastic.streaming.learning_rule import Adaptation, LearningRule
 from fl_elastic.streaming.prequential import NO_SUCH_SAMPLE, Prequential
 from fl_elastic.streaming.round_inbox import RoundInbox
@@ -74,7 +75,8 @@ class StreamLearner:
     guard : Guard, optional
         Which samples are held out, and when the model counts as worse.
     state_dir : path-like
-        Folder of the saved state; made if missing.
+        Folder of the saved state; made if missing. It is locked until the learner is closed: two would lose each
+        other's samples.
     seed : int
         Seed of every random choice.
     classes : sequence of int
@@ -95,7 +97,7 @@ class StreamLearner:
     Raises
     ------
     StreamError
-        If a setting is invalid, or the saved state belongs to another model.
+        If a setting is invalid, the saved state belongs to another model, or another learner has the folder.
 
     Examples
     --------
@@ -170,20 +172,23 @@ class StreamLearner:
         )  # fmt: skip
         detect = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
         self._drift = DriftMemory(detect)
-        state = self._folder.load() or LearnerState(self._classifier.to_state())
-        self._refuse_other_form(state.classifier)
-        self.progress, self.record, self.rounds = state.progress, state.record, state.rounds
-        self.adaptations, self._names = list(state.adaptations), SenderIds(state.names)
-        self._memory = StreamMemory(
-            store, guard, self.rule.learn, recent=state.recent, number=state.number, events=state.events,
-            positions=state.positions,
-        )  # fmt: skip
-        self._restore(state)
-        self._stream = Prequential(
-            self._classifier, self.rule, self._memory, self._drift, self._names, self.progress,
-            self.record,
-        )  # fmt: skip
-        self._stream.replay(self._log.since(state.events))
+        with ExitStack() as held:
+            held.enter_context(one_learner(state_dir))
+            state = self._folder.load() or LearnerState(self._classifier.to_state())
+            self._refuse_other_form(state.classifier)
+            self.progress, self.record, self.rounds = state.progress, state.record, state.rounds
+            self.adaptations, self._names = list(state.adaptations), SenderIds(state.names)
+            self._memory = StreamMemory(
+                store, guard, self.rule.learn, recent=state.recent, number=state.number, events=state.events,
+                positions=state.positions,
+            )  # fmt: skip
+            self._restore(state)
+            self._stream = Prequential(
+                self._classifier, self.rule, self._memory, self._drift, self._names, self.progress,
+                self.record,
+            )  # fmt: skip
+            self._stream.replay(self._log.since(state.events))
+            self._held = held.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -424,11 +429,15 @@ class StreamLearner:
         self._stream.saved()
         return taken
 
-    def close(self) -> bool:
-        """Save the state, restore the model, and leave the store open; return whether the state was saved."""
-        saved = self.save()
+    def close(self, *, save: bool = True) -> bool:
+        """Restore the model and unlock the folder, after saving the state unless told not to.
+
+        Return whether the state was saved. The store is left open.
+        """
+        saved = save and self.save()
         self._log.close()
         self._classifier.close()
+        self._held.close()
         return saved
 
     def _taken_in(self, seen: list[Arrived], position: SourcePosition | None) -> list[Observation]:

@@ -181,7 +181,8 @@ def one_learner(folder: str | os.PathLike[str]) -> Iterator[None]:
             held.enter_context(only_one(Path(folder) / _LOCK))
         except BlockingIOError:
             raise StreamError(
-                f"another fl-elastic stream learns in {folder} now: stop it, or give this one another --state-dir"
+                f"another learner has the state folder {folder} now: close it or stop its service, or give this "
+                "one another folder (--state-dir)"
             ) from None
         except OSError as error:
             raise StreamError(

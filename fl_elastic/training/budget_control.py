@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Collection
 
 from fl_elastic.planning import Plan
 
@@ -94,13 +95,24 @@ class BudgetControl:
         self.planning_seconds = 0.0
         self._times_full_steps = times_full_steps
         self._recent: deque[float] = deque(maxlen=_WINDOW)
+        # Times on batches of any shape: under a deadline the next batch may take as long.
+        self._of_any_shape: deque[float] = deque(maxlen=_WINDOW)
         self._unevenness = 1.0
         self._granted = 0
         self._open_ended = open_ended
+        self._work = 0.0
+
+    @property
+    def mean_work(self) -> float:
+        """Mean work of the batches so far, in batches of the shape for which costs are known.
+
+        The work of a batch of another shape, such as texts padded to the longest of them, is estimated from its time.
+        """
+        return self._work / self.steps if self.steps else 1.0
 
     def allowed_seconds(self, plan: Plan) -> float:
         """Return the seconds that all steps of the fit may take, at the device's present speed, less sending."""
-        return self._allowed_seconds * self.drift - plan.sending_seconds
+        return self._allowed_seconds * self.drift * self._share_of_work - plan.sending_seconds
 
     def record(
         self,
@@ -129,8 +141,13 @@ class BudgetControl:
         self.spent += seconds
         self.predicted += predicted_seconds
         self.steps += 1
+        steady = seconds if steady_seconds is None else steady_seconds
+        usual = self._measured() or predicted_seconds * self.drift * self.correction
+        tells = self.correct and usual > 0 and not whole_batch
+        self._work += steady / usual if tells else 1.0
+        self._of_any_shape.append(steady)
         if whole_batch:
-            self._recent.append(seconds if steady_seconds is None else steady_seconds)
+            self._recent.append(steady)
         if whole_batch and nearly_full and self._compares_with_full_steps:
             self._note_reference(seconds / predicted_seconds)
             # Such steps replace the timed full steps.
@@ -171,6 +188,11 @@ class BudgetControl:
     def _compares_with_full_steps(self) -> bool:
         return self.correct and self._relative and self._limited
 
+    @property
+    def _share_of_work(self) -> float:
+        """`mean_work` for a speed-up, which relates to full steps on the same batches; 1 under a deadline."""
+        return self.mean_work if self._compares_with_full_steps else 1.0
+
     def replanned(self, planning_seconds: float | None = None) -> None:
         """Forget the step times of the previous plan; the next correction waits longer after each correction.
 
@@ -189,6 +211,7 @@ class BudgetControl:
         if self._recent:
             self._unevenness = self._slow_step_seconds() / max(self.recent_step_seconds, 1e-12)
         self._recent.clear()
+        self._of_any_shape.clear()
 
     def steps_left(self, plan: Plan) -> int:
         """Return how many more steps of the plan the budget pays for; may be 0."""
@@ -202,7 +225,7 @@ class BudgetControl:
             left_seconds = self.allowed_seconds(plan) - self.spent
             if self._relative:
                 # Half a step of grace: the budget is met on average instead of always undershot.
-                affordable = math.floor(left_seconds / step + 0.5)
+                affordable = math.floor(left_seconds / (step * self._share_of_work) + 0.5)
             else:
                 # A deadline is not overrun: the last step must fit even if it is a slow one.
                 fits = left_seconds >= self._slow(plan) * (1 - 1e-9)
@@ -240,7 +263,7 @@ class BudgetControl:
         if not plan.feasible:
             # Such a plan takes longer steps deliberately, and fewer of them.
             return None
-        allowed = self.allowed_seconds(plan) / self.requested_steps
+        allowed = self.allowed_seconds(plan) / self.requested_steps / self._share_of_work
         wanted = measured / (plan.predicted_step_seconds * self.drift)
         missed = abs(measured - allowed) * (self.requested_steps - self.steps)
         misses = (
@@ -256,13 +279,13 @@ class BudgetControl:
 
     def _slow(self, plan: Plan) -> float:
         """Return the 90th percentile of the step times; before a plan's first step, scaled from the plan before."""
-        if self._recent:
+        if self._of_any_shape:
             return self._slow_step_seconds()
         return plan.predicted_step_seconds * self.drift * self.correction * self._unevenness
 
     def _slow_step_seconds(self) -> float:
-        ordered = sorted(self._recent)
-        return ordered[math.ceil(_SLOW_QUANTILE * len(ordered)) - 1]
+        # A smaller last batch must not make the next whole one look quicker.
+        return max(_slow_of(self._recent), _slow_of(self._of_any_shape))
 
     def _measured(self) -> float | None:
         needed = _FIRST_LOOK if self._early else _WINDOW
@@ -272,3 +295,9 @@ class BudgetControl:
     def recent_step_seconds(self) -> float:
         """Median of the last steps of the present plan, 0 before the first."""
         return statistics.median(self._recent) if self._recent else 0.0
+
+
+def _slow_of(times: Collection[float]) -> float:
+    """Return the 90th percentile of some times; 0 if there are none."""
+    ordered = sorted(times)
+    return ordered[math.ceil(_SLOW_QUANTILE * len(ordered)) - 1] if ordered else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, DivergedError, ModelError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import all_finite
+from fl_elastic.groups.forward import all_finite, batch_shape
 from fl_elastic.groups.held_state import same_numbers
 from fl_elastic.groups.loss_settings import weight_in_mean
 from fl_elastic.groups.torch_private import writes_to
@@ -118,6 +119,7 @@ class Fit:
     stayed_here: set[str] = field(default_factory=set)
     batch: Batch | None = None
     _stream: Epochs = field(init=False)
+    _warned_of_larger: bool = False
 
     def charge_start(
         self, estimating_seconds: float, copied: float, closing_seconds: float | None
@@ -190,8 +192,9 @@ class Fit:
             if self.batch is None:
                 break
             if control.reference_due():
-                # Outside the frozen block: a full step also trains the norms that the plan freezes.
-                control.reference(*self._time_full_pass(self.batch, phase.plan))
+                # Outside the frozen block: a full step also trains the norms that the plan freezes. On a batch of
+                # the shape for which costs are known: a longer one would be taken for a slower device.
+                control.reference(*self._time_full_pass(self.batches[0], phase.plan))
             due = phase.kind != "full" and control.steps_left(phase.plan) > 0
             if due and (self._probe_due(phase.plan) or control.corrected):
                 phase = Phase("selected", self._choose([self.batch, *self.batches[1:]], phase.plan))
@@ -269,6 +272,7 @@ class Fit:
     ) -> None:
         """Take a step and record its time; ``expected`` is the time that the plan predicts for the prefix."""
         control, log, step, forward = self.control, self.log, self.step, self.step.forward
+        self._warn_of_larger(batch)
         before = 0.0 if forward is None else forward.prefix_seconds
         computed = 0 if forward is None else forward.computed
         started = log.clock()
@@ -294,6 +298,19 @@ class Fit:
         )
         self._predict_first_pass(computed)
         self.planner.state.steps_since_probe += 1
+
+    def _warn_of_larger(self, batch: Batch) -> None:
+        """Warn, once, of a batch that is larger than the first one, for which a memory budget holds."""
+        if self.budget.memory is None or self._warned_of_larger:
+            return
+        shape, known = batch_shape(batch), batch_shape(self.batches[0])
+        if math.prod(shape) > math.prod(known):
+            self._warned_of_larger = True
+            _LOG.warning(
+                "a batch of shape %s is larger than the first one, of shape %s, for which the memory budget holds: "
+                "it may take more. Let the loader begin with its largest batch, or bound the length of inputs",
+                shape, known,
+            )  # fmt: skip
 
     def _interrupts(self, phase: Phase) -> bool:
         """Return whether a full step, or another choice, is due before the next step of a phase."""

@@ -173,6 +173,8 @@ class FitReport:
         for coverage), "everything, to learn its worth" (a first fit that cannot pay for a probe), "everything, as
         choosing takes too long" (too long for a deadline), "the head, as choosing took all of the time" (under a
         deadline that pays for a step of it), or "the server's choice".
+    mean_work : float
+        Mean work of the steps' batches, in batches of the first one's shape, for which costs are known.
     """
 
     plan: Plan
@@ -193,6 +195,7 @@ class FitReport:
     choosing_seconds: float = 0.0
     based_on: str = ""
     preparing_seconds: float = 0.0
+    mean_work: float = 1.0
 
     @property
     def drift(self) -> float:
@@ -215,7 +218,7 @@ class FitReport:
         Steps left out count as no time. The full step is that of `step_speedup`.
         """
         spent = self.seconds + self.selection_seconds
-        return self._full_seconds * self.requested_steps / max(spent, 1e-12)
+        return self._full_seconds * self.requested_steps * self.mean_work / max(spent, 1e-12)
 
     def to_metrics(self) -> dict[str, int | float | str]:
         """Return the metrics about training in a client's reply, in plain Python values.

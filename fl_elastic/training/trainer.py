@@ -395,6 +395,7 @@ class ElasticTrainer:
             choosing_seconds=log.choosing_seconds,
             based_on=self.planner.based_on,
             preparing_seconds=log.preparing_seconds,
+            mean_work=control.mean_work,
         )
 
     def update(self, base_version: int = 0) -> PartialUpdate:

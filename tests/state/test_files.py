@@ -160,8 +160,7 @@ def write_everything(umask: int, root: Path) -> None:
     """Keep something of each kind below a folder, in a process of its own."""
     os.umask(umask)
     stream = root / "stream"
-    store, held = SampleStore(stream / "samples.db", 2**20), only_one(stream / ".lock")
-    held.__enter__()
+    store = SampleStore(stream / "samples.db", 2**20)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     learner = StreamLearner(
         model, store, budget=Budget(), policy="full", state_dir=stream,

@@ -6,6 +6,7 @@ import logging
 import random
 import sqlite3
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -131,6 +132,24 @@ def test_the_files_never_grow_beyond_the_bound(
     # And the room is used; a row and its places in the indices take about 200 bytes besides its numbers.
     assert full_at * (size * 4 + 200) > 0.35 * capacity
     store.close()
+
+
+def test_threads_that_share_a_store_lose_nothing(tmp_path: Path) -> None:
+    store, ids = open_store(tmp_path), list[int | None]()
+
+    def add(label: int) -> None:
+        ids.extend(store.add(sample_of(i), label) for i in range(150))
+
+    def draw() -> None:
+        for _ in range(100):
+            ids_of_both = {len(store.ids(labelled=known)) for known in (True, False)}
+            assert max(ids_of_both) <= 300 and len(store.sample(4)) <= 4
+
+    with ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(add, 0), threads.submit(add, 1), threads.submit(draw)]:
+            done.result()
+    assert sorted(ids) == [*range(1, 301)] and not store.rejected
+    assert store.classes == {0: 150, 1: 150}
 
 
 def test_a_reservoir_is_what_the_lottery_says(tmp_path: Path) -> None:

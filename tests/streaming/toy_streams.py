@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from fl_elastic.streaming.stream_options import StreamOptions, Trigger
 from fl_elastic.training import Timing, TrainerOptions
 
 Sample = tuple[NDArray[np.float32], int]
+_ALIVE = WeakValueDictionary[Path, StreamLearner]()
 CENTRES = np.random.default_rng(7).normal(size=(8, 6)).astype(np.float32) * 3
 
 
@@ -74,7 +76,18 @@ def learner_in(
         ),
     }  # fmt: skip
     store = SampleStore(folder / "samples.db", capacity, encoding=encoding)
-    return StreamLearner(model or net(), store, state_dir=folder, **{**given, **settings})
+    return next_life(
+        folder,
+        lambda: StreamLearner(model or net(), store, state_dir=folder, **{**given, **settings}),
+    )
+
+
+def next_life(folder: Path, made: Callable[[], StreamLearner]) -> StreamLearner:
+    """The learner that is made once the one before it in the folder was killed, and its lock with it."""
+    if folder in _ALIVE:
+        _ALIVE[folder]._held.close()
+    _ALIVE[folder] = made()
+    return _ALIVE[folder]
 
 
 def closed(learner: StreamLearner) -> None:

@@ -96,6 +96,18 @@ def test_the_last_step_before_a_deadline_must_fit_also_if_it_is_slow(slow: int) 
     assert 24 < control.spent <= 30.0
 
 
+@pytest.mark.parametrize("longest", [5.0, 9.0])
+def test_the_last_step_before_a_deadline_must_fit_also_on_a_longer_batch(longest: float) -> None:
+    control, plan = control_of(64.0, 100), plan_of(1.0)
+    for step in range(100):
+        if not control.steps_left(plan):
+            break
+        # The shape of the first batch is that of every fifth.
+        length = 1.0 + (step % 5) * (longest - 1.0) / 4
+        take(control, 1, length, whole=length == 1.0, predicted=1.0)
+    assert 64.0 - longest <= control.spent <= 64.0
+
+
 def test_a_new_plan_is_taken_to_be_as_uneven_as_the_one_before() -> None:
     control, plan = control_of(100.0, 1000), plan_of(1.0)
     for step in range(WINDOW):
@@ -229,6 +241,23 @@ def test_a_device_that_slows_down_gets_more_seconds_for_the_same_speedup() -> No
         control.reference(1.0)
     assert control.drift == 1.0
     assert corrects(control, plan)
+
+
+@pytest.mark.parametrize("later", [10.0, 0.1])
+@pytest.mark.parametrize(("fraction", "share"), [(0.5, 1.0), (1.0, 0.5)])
+def test_a_speedup_relates_to_full_steps_on_batches_of_the_same_lengths(
+    later: float, fraction: float, share: float
+) -> None:
+    # A speed-up of 2 of full steps that take 1 s on the first batch and some like it, and so many on others.
+    control, plan = control_of(20.0, 40, relative=True), plan_of(fraction)
+    lengths = 10 * [1.0, later, later, later]
+    for length in lengths:
+        if control.steps_left(plan):
+            whole = length == 1.0
+            take(control, 1, fraction * length, whole=whole, predicted=fraction)
+    assert control.steps == pytest.approx(share * len(lengths), abs=1)
+    assert control.spent == pytest.approx(0.5 * sum(lengths), rel=0.1)
+    assert control.mean_work == pytest.approx(sum(lengths) / len(lengths), rel=0.1)
 
 
 def clock_of(*times: float) -> StepLog:

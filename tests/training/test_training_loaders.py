@@ -315,3 +315,17 @@ def test_a_loader_that_is_empty_when_it_is_counted_is_refused() -> None:
     )
     with pytest.raises(TrainingError, match="no batch when it was read again"):
         trainer.fit(Once())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "memory", "said"),
+    [([4, 4, 2, 4], 1e9, 0), ([4, 9, 2, 9], 1e9, 1), ([4, 9], None, 0)],
+)
+def test_a_batch_that_is_larger_than_the_one_whose_memory_is_known_is_said_once(
+    sizes: list[int], memory: float | None, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = [vectors(size=size)[0] for size in sizes]
+    ElasticTrainer(
+        chain(), loss_fn, sgd, budget=Budget(memory=memory), policy="full"
+    ).fit(data)  # fmt: skip
+    assert caplog.text.count("is larger than the first one, of shape (4, 6)") == said

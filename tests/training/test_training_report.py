@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from small_models import (
     sgd,
     vectors,
 )
+from torch import nn
 from trainer_settings import free_probes, settings_of
 
 from fl_elastic.budget import Budget
+from fl_elastic.groups import Batch, LossFn
 from fl_elastic.planning.plain import GivenPolicy
 from fl_elastic.training import (
     ElasticTrainer,
@@ -67,6 +70,26 @@ def test_a_fit_reports_the_full_passes_that_it_timed(monkeypatch: pytest.MonkeyP
     assert report.full_ratio == 1.75
     full = 1.75 * report.full_step_seconds
     assert report.step_speedup == pytest.approx(full / report.step_seconds)
+
+
+def test_full_passes_are_timed_on_batches_of_the_shape_whose_costs_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batches = chain(), vectors(12)
+    few = [(x[:2], y[:2]) for x, y in vectors(28)]
+    profile = replace(flat_profile(model, batches[0]), estimated=True)
+    sizes = []
+
+    def timed(model: nn.Module, loss_fn: LossFn, batch: Batch, *_: Any) -> float:
+        sizes.append(len(batch[0]))
+        return 1.0
+
+    monkeypatch.setattr("fl_elastic.training.measured.full_pass_ratio", timed)
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(speedup=1.5), policy="head", profile=profile
+    )
+    trainer.fit([*batches[:1], *few])
+    assert sizes and {*sizes} == {len(batches[0][0])}
 
 
 def test_without_a_timed_pass_the_profile_stands_in() -> None:

@@ -53,9 +53,10 @@ class Samples:
 class SampleStore(AbstractContextManager["SampleStore"]):
     """Keeps samples of a stream in a SQLite file that never grows beyond its bound.
 
-    One process may add samples while another one draws, labels and deletes. A process that is killed loses at most
-    the samples of its current call. A damaged file is put aside and a new one started. Invalid samples, and those
-    that a full disk does not take, do not affect others and are counted in `rejected`.
+    One process may add samples while another one draws, labels and deletes, and threads may share a store. A
+    process that is killed loses at most the samples of its current call. A damaged file is put aside and a new one
+    started. Invalid samples, and those that a full disk does not take, do not affect others and are counted in
+    `rejected`.
 
     Parameters
     ----------
@@ -255,12 +256,13 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         """Return the ids of all samples that `sample` may return, oldest first."""
         self._settle()
         state = (self._database.state(), labelled, version)
-        if self._drawable is None or self._drawable[0] != state:
+        known = self._drawable
+        if known is None or known[0] != state:
             wanted = "(y <> ?3 OR NOT ?1) AND (version = ?2 OR ?2 IS NULL)"
             query = f"SELECT id FROM samples WHERE {wanted} ORDER BY id"
             rows = self._database.read(query, labelled, version, kept_label(None))
-            self._drawable = (state, np.array(rows, np.int64).reshape(-1))
-        return self._drawable[1]
+            known = self._drawable = (state, np.array(rows, np.int64).reshape(-1))
+        return known[1]
 
     def take(self, ids: Iterable[int]) -> Samples:
         """Return the samples with these ids, in their order, without those that are gone; StoreError for no ids."""

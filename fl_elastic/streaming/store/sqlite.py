@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class Database:
         self._files = tuple(os.fspath(path) + end for end in ("", "-wal", "-shm"))
         # A placeholder until the file is opened.
         self.connection = sqlite3.connect(":memory:")
+        # A transaction belongs to the connection: another thread's writes would end up in it, or fail.
+        self._one_thread = threading.RLock()
         self._opened_as: tuple[int, int] | None = None
         self.look(lambda: None)
 
@@ -152,9 +155,10 @@ class Database:
 
     def compact(self) -> None:
         """Rewrite the file without deleted content; sqlite3.Error if that is not possible."""
-        self.connection.execute("VACUUM")
-        if not self._shortened():
-            raise sqlite3.OperationalError("another process reads for too long")
+        with self._one_thread:
+            self.connection.execute("VACUUM")
+            if not self._shortened():
+                raise sqlite3.OperationalError("another process reads for too long")
 
     def state(self) -> tuple[object, ...]:
         """Return a value that changes whenever the samples may have changed."""
@@ -186,17 +190,18 @@ class Database:
         self._opened_as = None
 
     def _tried(self, action: Callable[[], _Found]) -> _Found:
-        """Run an action, on a new file if this one is damaged."""
-        here = _identity(self._files[0])
-        try:
+        """Run an action while no other thread does, on a new file if this one is damaged."""
+        with self._one_thread:
+            here = _identity(self._files[0])
+            try:
+                return self._opened(action)
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                # Another process may have put the file aside by now.
+                if _identity(self._files[0]) == here:
+                    self.quarantine(str(error))
             return self._opened(action)
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
-                raise
-            # Another process may have put the file aside by now.
-            if _identity(self._files[0]) == here:
-                self.quarantine(str(error))
-        return self._opened(action)
 
     def _opened(self, action: Callable[[], _Found]) -> _Found:
         """Run an action on the file that is at the path now."""
