@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
@@ -25,10 +24,11 @@ from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier, ClassifierState
 from fl_elastic.streaming.dampening import Forgotten
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
+from fl_elastic.streaming.folder_lock import owning
 from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent
-from fl_elastic.streaming.learner_state import LearnerState, StateFolder, one_learner
+from fl_elastic.streaming.learner_state import LearnerState, StateFolder
 from fl_elastic.streaming.learning_rule import Adaptation, LearningRule
 from fl_elastic.streaming.prequential import NO_SUCH_SAMPLE, Prequential
 from fl_elastic.streaming.round_inbox import RoundInbox
@@ -75,8 +75,8 @@ class StreamLearner:
     guard : Guard, optional
         Which samples are held out, and when the model counts as worse.
     state_dir : path-like
-        Folder of the saved state; made if missing. It is locked until the learner is closed: two would lose each
-        other's samples.
+        Folder of the saved state; made if missing. Until the learner is closed other processes cannot have it, and
+        a later learner of this process takes it over.
     seed : int
         Seed of every random choice.
     classes : sequence of int
@@ -97,7 +97,8 @@ class StreamLearner:
     Raises
     ------
     StreamError
-        If a setting is invalid, the saved state belongs to another model, or another learner has the folder.
+        If a setting is invalid, the saved state belongs to another model, another process has the folder, or
+        a later learner of this process has taken it over.
 
     Examples
     --------
@@ -172,8 +173,7 @@ class StreamLearner:
         )  # fmt: skip
         detect = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
         self._drift = DriftMemory(detect)
-        with ExitStack() as held:
-            held.enter_context(one_learner(state_dir))
+        with owning(state_dir) as self._ownership:
             state = self._folder.load() or LearnerState(self._classifier.to_state())
             self._refuse_other_form(state.classifier)
             self.progress, self.record, self.rounds = state.progress, state.record, state.rounds
@@ -188,7 +188,6 @@ class StreamLearner:
                 self.record,
             )  # fmt: skip
             self._stream.replay(self._log.since(state.events))
-            self._held = held.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -288,6 +287,7 @@ class StreamLearner:
         next or held out, and in a head in closed form. It does not count in the accuracy. The sample is given by
         its id, or by the name that its sender gave it.
         """
+        self._ownership.check()
         seen, facts, x = self._stream.label(sample_id, y)
         noted = self._log_event(facts, x)
         if seen.refused:
@@ -387,6 +387,7 @@ class StreamLearner:
 
         Called with each sample and each `tick`.
         """
+        self._ownership.check()
         change = None if self._claimed else self._inbox.claim()
         if change is None:
             return False
@@ -412,6 +413,7 @@ class StreamLearner:
         then the state file is replaced, then the log of events is cleared (until then it is replayed for events
         that the state lacks), and last the result of a federation's round that the state now includes is deleted.
         """
+        self._ownership.check()
         self._memory.settle()
         taken = self._folder.save(
             LearnerState(
@@ -430,14 +432,14 @@ class StreamLearner:
         return taken
 
     def close(self, *, save: bool = True) -> bool:
-        """Restore the model and unlock the folder, after saving the state unless told not to.
+        """Save the state, restore the model, and unlock the folder; return whether the state was saved.
 
-        Return whether the state was saved. The store is left open.
+        The store is left open. With ``save`` false, or if a later learner has the folder, nothing is saved.
         """
-        saved = save and self.save()
+        saved = save and self._ownership.holds and self.save()
         self._log.close()
         self._classifier.close()
-        self._held.close()
+        self._ownership.end()
         return saved
 
     def _taken_in(self, seen: list[Arrived], position: SourcePosition | None) -> list[Observation]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from fl_elastic.errors import (
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.state.archive import Kind, read_archive
 from fl_elastic.state.codec import from_archive, write_state
-from fl_elastic.state.files import only_one, remove_leftovers
+from fl_elastic.state.files import remove_leftovers
 from fl_elastic.streaming.classifier import ClassifierState
 from fl_elastic.streaming.guard import RecentSamples
 from fl_elastic.streaming.learning_rule import Adaptation, RuleState
@@ -37,7 +36,6 @@ from fl_elastic.streaming.round_inbox import RoundsTaken
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.stream", 3)
 _STATE, _PROFILE = "learner.state", "profile.state"
-_LOCK = ".lock"
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,30 +161,3 @@ class StateFolder:
             save_profile(profile, self.path / _PROFILE)
         except ProfileError as error:
             _LOG.warning("%s", error)
-
-
-@contextmanager
-def one_learner(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Make a state folder, and lock it against other learners until the context or this process ends.
-
-    Rounds of the federation do not need the lock: they leave their results in the inbox.
-
-    Raises
-    ------
-    StreamError
-        If another learner is there, or the folder cannot be written.
-    """
-    with ExitStack() as held:
-        try:
-            held.enter_context(only_one(Path(folder) / _LOCK))
-        except BlockingIOError:
-            raise StreamError(
-                f"another learner has the state folder {folder} now: close it or stop its service, or give this "
-                "one another folder (--state-dir)"
-            ) from None
-        except OSError as error:
-            raise StreamError(
-                f"cannot write the state folder {folder}: {error.strerror or error}; "
-                "check the path and who owns it"
-            ) from None
-        yield

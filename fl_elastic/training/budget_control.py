@@ -106,7 +106,7 @@ class BudgetControl:
     def mean_work(self) -> float:
         """Mean work of the batches so far, in batches of the shape for which costs are known.
 
-        The work of a batch of another shape, such as texts padded to the longest of them, is estimated from its time.
+        The work of a batch of another shape, such as of padded texts, is estimated from its time.
         """
         return self._work / self.steps if self.steps else 1.0
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
-from fl_elastic.streaming.learner_state import StateFolder, one_learner
+from fl_elastic.streaming import SampleStore
+from fl_elastic.streaming.folder_lock import owning
+from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.quarantine import KEPT, forget_oldest, quarantine_path
 
 
@@ -76,43 +76,8 @@ def test_opening_a_state_folder_deletes_what_killed_processes_left(tmp_path: Pat
     assert left == [f".learner.state.{os.getpid()}.tmp"] * 3
 
 
-def test_a_second_learner_is_kept_out_with_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    with one_learner(folder):
-        with pytest.raises(StreamError, match=r"another learner has the state folder.*--state-dir"):
-            with one_learner(folder):
-                pass
-        with one_learner(tmp_path / "other"):
-            pass
-    with one_learner(folder):
-        pass
-
-
-def test_two_learners_on_a_folder_lose_no_sample_of_each_other(tmp_path: Path) -> None:
-    def learner(classes: tuple[int, ...] = ()) -> StreamLearner:
-        return StreamLearner(
-            nn.Sequential(nn.Linear(3, 2)), SampleStore(tmp_path / "samples.db", 2**20),
-            head=ClosedForm(), state_dir=tmp_path, detector="none", classes=classes,
-        )  # fmt: skip
-
-    first = learner()
-    for place in range(30):
-        first.observe(np.full(3, place, np.float32), place % 2)
-    with pytest.raises(StreamError, match="another learner has the state folder"):
-        learner()
-    assert first.close()
-    with pytest.raises(StreamError, match="the saved classes begin with"):
-        learner((5,))
-    with learner() as second:
-        for place in range(30):
-            second.observe(np.full(3, -place, np.float32), place % 2)
-    with learner() as third:
-        assert third.progress.observed == 60
-        assert len(third.store) + len(third._memory.held_out) == 60
-
-
 def test_a_state_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(StreamError, match="cannot write the state folder"):
-        with one_learner(tmp_path / "state"):
+        with owning(tmp_path / "state"):
             pass

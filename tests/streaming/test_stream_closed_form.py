@@ -15,7 +15,7 @@ from small_models import conv_net
 from test_stream_latent import pictures
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
-from toy_streams import Sample, adam, blobs, closed, net, next_life, run, same, weights
+from toy_streams import Sample, adam, blobs, closed, net, run, same, weights
 
 from fl_elastic.errors import ModelError, StoreError, StreamError
 from fl_elastic.streaming import ClosedForm, Guard, Latent, SampleStore, StreamLearner
@@ -57,10 +57,12 @@ def solved_in(
         "detector": "none", "guard": Guard(every=10, size=5), "options": StreamOptions(save_every=save_every),
     }  # fmt: skip
     store = SampleStore(folder / "samples.db", capacity, encoding=encoding)
-    given["head"] = ClosedForm() if head is None and "optimizer_fn" not in settings else head
-    return next_life(
-        folder,
-        lambda: StreamLearner(model or table(), store, state_dir=folder, **{**given, **settings}),
+    return StreamLearner(
+        model or table(),
+        store,
+        state_dir=folder,
+        head=ClosedForm() if head is None and "optimizer_fn" not in settings else head,
+        **{**given, **settings},
     )
 
 

@@ -125,7 +125,6 @@ def test_killed_at_random_moments(life: Life, kills: int, tmp_path: Path) -> Non
         assert set(everything.y.tolist()) - {None} <= set(learner.classes)
         assert not list(tmp_path.glob("*.damaged*"))
         assert store.used_bytes <= store.capacity_bytes
-        learner.close(save=False)
         learner.store.close()
         with sqlite3.connect(tmp_path / "samples.db") as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"

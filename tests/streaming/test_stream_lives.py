@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from slow_ones import slow_unless
-from toy_streams import CENTRES, adam, closed, in_memory, learner_state, net, next_life
+from toy_streams import CENTRES, adam, closed, in_memory, learner_state, net
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
@@ -72,12 +72,9 @@ class Settings:
         }  # fmt: skip
 
         def made(folder: Path) -> StreamLearner:
-            return next_life(
-                folder,
-                lambda: StreamLearner(
-                    net(outputs, dropout), SampleStore(folder / "samples.db", **store), state_dir=folder,
-                    budget=Budget(), optimizer_fn=adam, options=options, **settings,
-                ),
+            return StreamLearner(
+                net(outputs, dropout), SampleStore(folder / "samples.db", **store), state_dir=folder,
+                budget=Budget(), optimizer_fn=adam, options=options, **settings,
             )  # fmt: skip
 
         return made

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from fl_elastic.streaming.stream_options import StreamOptions, Trigger
 from fl_elastic.training import Timing, TrainerOptions
 
 Sample = tuple[NDArray[np.float32], int]
-_ALIVE = WeakValueDictionary[Path, StreamLearner]()
 CENTRES = np.random.default_rng(7).normal(size=(8, 6)).astype(np.float32) * 3
 
 
@@ -76,18 +74,7 @@ def learner_in(
         ),
     }  # fmt: skip
     store = SampleStore(folder / "samples.db", capacity, encoding=encoding)
-    return next_life(
-        folder,
-        lambda: StreamLearner(model or net(), store, state_dir=folder, **{**given, **settings}),
-    )
-
-
-def next_life(folder: Path, made: Callable[[], StreamLearner]) -> StreamLearner:
-    """The learner that is made once the one before it in the folder was killed, and its lock with it."""
-    if folder in _ALIVE:
-        _ALIVE[folder]._held.close()
-    _ALIVE[folder] = made()
-    return _ALIVE[folder]
+    return StreamLearner(model or net(), store, state_dir=folder, **{**given, **settings})
 
 
 def closed(learner: StreamLearner) -> None:
