@@ -315,7 +315,8 @@ class _Task:
         ]
         if len(held) < 2:
             raise UpdateError(
-                "a place is chosen by its error on held-out examples: give more examples, at least two folds"
+                "a place is chosen by its error on held-out examples, and all examples are equal or in one fold: "
+                "give more examples that differ, or name the places"
             )
         clients = np.asarray(np.unique(sample.clients, return_inverse=True)[1], np.int64)
         of_clients = np.asarray(np.bincount(clients, weights=constant**2), np.float64)

@@ -131,6 +131,8 @@ def fine_tune(
         loss is not finite. The model is then as before.
     PlanError
         If the model has no group or module named ``cut``.
+    UpdateError
+        If places cannot be compared, because all examples or all targets are equal.
 
     Examples
     --------

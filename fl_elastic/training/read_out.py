@@ -80,6 +80,8 @@ def read_out(
         If targets do not fit the outputs, or data are missing or not finite.
     PlanError
         If the model has none of the places.
+    UpdateError
+        If places cannot be compared, because all examples or all targets are equal.
 
     Examples
     --------

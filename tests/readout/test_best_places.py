@@ -192,7 +192,7 @@ def test_what_cannot_be_chosen_from_is_said() -> None:
         choose_places(sample, most_features=7)
     with pytest.raises(UpdateError, match="the same target"):
         choose_places(replace(sample, targets=np.ones((20, 3))), most_features=99)
-    with pytest.raises(UpdateError, match="two folds"):
+    with pytest.raises(UpdateError, match="equal or in one fold"):
         choose_places(replace(sample, folds=np.zeros(20, np.int64)), most_features=99)
     with pytest.raises(UpdateError, match="no place in common"):
         other = {Place("elsewhere", "flat"): np.ones((20, 2))}
