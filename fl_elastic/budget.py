@@ -28,8 +28,8 @@ class Budget:
         activations, gradients, optimiser state, a copy of the initial weights, temporary tensors of operations,
         and, for limits from 6 MB on, the code that a process loads in order to train: 24 MB in its first fit.
     uplink : float, optional
-        Bytes that the partial update of one round may take: as written by the client's codec, or as fp32 for a
-        trainer outside a federation.
+        Bytes that the numbers of one round's partial update may take: as written by the client's codec, or as fp32
+        for a trainer outside a federation. A header comes on top: about 100 bytes, and 7 for each tensor.
     bandwidth : float, optional
         Bytes per second of the connection to the server. If given, the deadline covers training and sending.
 
