@@ -1,4 +1,4 @@
-"""What a batch is: its inputs and targets in any form that loaders give, and the number of its examples."""
+"""Batches: inputs and targets in any form that loaders yield, and the number of examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABELS = "labels"
 """Name that transformers models use for targets, from which they compute their own loss."""
 
 IGNORED = -100
-"""Class that torch's classification losses ignore unless told otherwise, and with them transformers' models."""
+"""Class that torch's classification losses, and with them transformers' models, ignore by default."""
 
 CountExamples: TypeAlias = Callable[[Any, Any], int]
 """``count_examples(inputs, targets)`` returns the number of examples in a batch."""
@@ -35,7 +35,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: map_tensors(function, item) for key, item in value.items()}
     if isinstance(value, PackedSequence):
-        # Its batch sizes stay on the CPU: they are numbers, not data.
+        # The batch sizes of a packed sequence stay on the CPU: they are numbers, not data.
         return value._replace(data=function(value.data))
     return rebuilt(value, lambda item: map_tensors(function, item))
 
@@ -51,9 +51,9 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
     """Return inputs and targets of a batch.
 
     A batch of two entries is the pair. If there are more entries, the last one is the targets, and the others are
-    the inputs. In a mapping the targets are ``labels``, which stay among the inputs as well, because models that
-    know this name compute their loss from them; or ``label``, ``targets`` or ``target``, which are removed from the
-    inputs. A single remaining input is given as it is.
+    the inputs. In a mapping the targets are ``labels``, or ``label``, ``targets`` or ``target``. ``labels`` stay
+    among the inputs as well, because models that know this name compute their loss from them; the others are
+    removed. A single remaining input is returned alone.
 
     Raises
     ------
@@ -101,10 +101,10 @@ def _from_mapping(entries: dict[str, Any]) -> tuple[Any, Any]:
 def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     """Return the number of examples in a batch.
 
-    The targets decide, because there is one per example, while inputs may have time steps, tokens or nodes first.
-    If there are several targets per example, as for tokens, or none, the inputs decide. One number is the target of
-    one example. Two lists of equal length, such as pictures and boxes, have one entry per example, and so has a
-    list of targets beside stacked inputs.
+    Targets are counted, because there is one per example, while the first axis of inputs may be time steps, tokens
+    or nodes. If there are several targets per example, as for tokens, or none, inputs are counted. A target that is
+    a single number belongs to one example. Two lists of equal length, such as pictures and boxes, have one entry
+    per example, and so does a list of targets with stacked inputs.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     3
     """
     if batch is None or (isinstance(batch, (tuple, list)) and not batch):
-        # What a collate function gives if it has left out every example.
+        # A collate function returns this if it has left out every example.
         return 0
     inputs, targets = as_pair(batch)
     if count_examples is not None:
@@ -142,19 +142,19 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
             return len(inputs)
     told, given = list(lengths_in(targets)), list(lengths_in(inputs))
     if _is_listed(targets) and len(targets) in given:
-        # Boxes or words of each example, next to stacked inputs, unless each entry has a row per example.
+        # One entry per example, such as its boxes or words, unless each entry has a row per example.
         common = set(told) if _of_all_examples(targets) else set()
         if not common or not common <= {*given, *_second_lengths(inputs)}:
             return len(targets)
     if isinstance(targets, Tensor) and not targets.dim():
-        # A single example, as a DataLoader without batches gives it, or a bag of instances.
+        # A single example, as from a DataLoader without batching, or a bag of instances.
         return 1
     if not told:
-        # The shortest tensor counts: the inputs of an EmbeddingBag are one offset per bag, and more words.
+        # The shortest tensor: the inputs of an EmbeddingBag are one offset per bag, and a larger number of words.
         return min(given, default=1)
     if len(set(told)) > 1:
         found = [each for each in told if each in given] or [min(told)]
-        # With time-major sequences, the concatenated labels may be as many as there are time steps.
+        # With time-major sequences, the number of concatenated labels may equal that of time steps.
         columns = _second_lengths(inputs, axes=3)
         told = [min(each for each in told if each in columns or each == found[0])]
     count = told[0]
@@ -171,9 +171,9 @@ def counted(
 ) -> Iterator[tuple[Any, int]]:
     """Yield the batches of a loader that have examples, each with their number.
 
-    The number is at most the number of examples that a DataLoader draws, if that is known. The targets alone may
-    give a larger one: for tokens their first axis may be time. Tensors are copied if the loader may reuse their
-    memory for its next batch.
+    The number is at most that of the examples that a DataLoader draws, if this is known: a count of targets may be
+    larger, because their first axis may be time. Tensors are copied if the loader may reuse their memory for its
+    next batch.
 
     Examples
     --------
@@ -196,10 +196,10 @@ def counted(
 
 
 def _makes_new_batches(loader: Iterable[Any]) -> bool:
-    """Return whether a batch surely stays as it is while later ones are read."""
+    """Return whether a batch certainly stays unchanged while later batches are read."""
     if isinstance(loader, (list, tuple)):
         return True
-    # A collating function of the user's may write into the same tensors; worker processes send copies.
+    # A collate function of the user may write into the same tensors each time; worker processes send copies.
     fresh = getattr(loader, "collate_fn", None) is default_collate
     by_torch = getattr(loader, "batch_sampler", None) is not None
     return by_torch and (fresh or bool(getattr(loader, "num_workers", 0)))
@@ -207,16 +207,16 @@ def _makes_new_batches(loader: Iterable[Any]) -> bool:
 
 @dataclass(frozen=True)
 class ExampleCounter:
-    """Counts the examples of a batch that affect the loss: all of them, unless the loss ignores their targets.
+    """Counts the examples of a batch that affect the loss: those with targets that the loss does not ignore.
 
     The mean loss is taken over the examples that count. With one class per example, ignored examples do not count.
     With several targets per example, such as tokens, all examples count, unless every target of the batch is
-    ignored, so that the mean loss is not defined.
+    ignored: the mean loss is then undefined.
 
     Parameters
     ----------
     count_examples : callable, optional
-        ``count_examples(inputs, targets)``; if given, it decides alone. See `batch_size`.
+        ``count_examples(inputs, targets)``; if given, its result counts, whatever the targets. See `batch_size`.
     ignored : int
         Class that the loss ignores.
 
@@ -281,7 +281,7 @@ def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
     """Return the number of examples that a DataLoader draws for each batch; None if not known."""
     drawn = getattr(loader, "batch_sampler", None)
     if drawn is not None and type(drawn) is not BatchSampler:
-        # Only torch's own sampler is sure to put the smallest batch last: a sampler that sorts by length may put it
+        # Only torch's own sampler always yields the smallest batch last: one that sorts by length may yield it
         # first.
         return (len(batch) for batch in drawn) if isinstance(drawn, Sequence) else None
     size = getattr(drawn, "batch_size", None)
@@ -333,7 +333,7 @@ def all_ignored(targets: Any, ignored: int = IGNORED) -> bool:
     """Return whether all targets are the class that the loss ignores."""
     if not isinstance(targets, Tensor) or targets.is_nested or targets.dtype not in _CLASSES:
         return False
-    # The first one decides for nearly every batch.
+    # For nearly every batch the first target already shows that not all are ignored.
     if not targets.numel() or int(targets[(0,) * targets.ndim]) != ignored:
         return False
     return bool(is_ignored(targets, ignored).all())
@@ -342,7 +342,7 @@ def all_ignored(targets: Any, ignored: int = IGNORED) -> bool:
 def is_ignored(targets: Tensor, ignored: int) -> Tensor:
     """Return which targets are the class that the loss ignores.
 
-    Compared as int64, as losses do: as bytes -100 would equal class 156.
+    Targets are compared as int64, as in losses: as bytes, -100 would equal class 156.
 
     >>> is_ignored(torch.tensor([156, 255], dtype=torch.uint8), -100).tolist()
     [False, False]
@@ -355,7 +355,7 @@ def _is_listed(value: Any) -> bool:
 
 
 def _of_one_kind(entries: Sequence[Any]) -> bool:
-    """Return whether entries may be examples; a pair of signals and their lengths, for instance, is not."""
+    """Return whether entries may be examples; a pair of signals and lengths, for instance, are not."""
     kinds = {
         (entry.dtype, entry.dim()) if isinstance(entry, Tensor) else type(entry)
         for entry in entries

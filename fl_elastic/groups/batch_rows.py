@@ -1,4 +1,4 @@
-"""Access to the examples of a batch's inputs, whatever form the inputs have."""
+"""Access to the examples of a batch's inputs, in any form of inputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def count_rows(inputs: Any) -> int:
     Raises
     ------
     ModelError
-        If there is no tensor with rows, or a sparse one, whose rows cannot be taken one by one.
+        If there is no tensor with rows, or a sparse one, whose rows cannot be selected.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def layout_of(inputs: Any) -> tuple[tuple[str, str], ...]:
 
 
 def sizes_of(inputs: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the shape of one example in each tensor of the inputs; the whole shape of what all examples share.
+    """Return the shape of one example in each tensor of the inputs; the whole shape of a tensor that all share.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def sizes_of(inputs: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def map_rows(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
-    """Apply ``change`` to every tensor with a row per example; what all examples share is not changed.
+    """Apply ``change`` to every tensor with a row per example; entries that all examples share are not changed.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def take_examples(inputs: Any, rows: slice | list[int]) -> Any:
 
 
 def few_of(batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return two examples of a batch, which suffice to learn shapes; the whole batch if it cannot be divided.
+    """Return two examples of a batch, which suffice to find shapes; the whole batch if it cannot be divided.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def few_of(batch: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def join_examples(parts: Sequence[Any]) -> Any:
-    """Join the inputs of several batches of the same layout; what all examples share is taken from the first.
+    """Join the inputs of several batches of the same layout; shared entries are taken from the first batch.
 
     Examples
     --------

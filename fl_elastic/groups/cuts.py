@@ -1,4 +1,4 @@
-"""Cuts: places where a single tensor, the output of a module call, is all that the rest of the model sees."""
+"""Cuts: places where the rest of the model depends only on one tensor, the input or output of a module."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
     def entering(name: str) -> Any:
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             if not name:
-                # A new call of the whole model after a failed one: earlier records belong to no graph.
+                # The whole model is called again after a failed call, whose records belong to no graph.
                 calls.clear()
                 stack.clear()
             node = _only_node((*arguments, *keywords.values()))
@@ -76,7 +76,7 @@ def recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
 
 
 def _is_random(module: nn.Module) -> bool:
-    """Return whether this is an active dropout of any kind; there is no common base class to test for."""
+    """Return whether a module is an active dropout of any kind, which have no common base class."""
     name = type(module).__name__
     drops = "Dropout" in name or name in ("StochasticDepth", "DropPath")
     return drops and module.training and bool(getattr(module, "p", 1.0))
@@ -108,11 +108,10 @@ def find_cuts(
     calls : sequence of Call
         Every module call of the forward pass.
 
-    Notes
-    -----
-    A node is a bottleneck if no edge of the graph leads from above it to below it. Of the bottlenecks between the
-    same two groups, the one nearest to the loss is chosen, where the tensor has been pooled most. The output of a
-    dropout is not used, because its randomness belongs to the trained part.
+    Notes ----- A node is a bottleneck if no edge of the graph leads from above it to below it. Of several
+    bottlenecks between the same two groups, the one nearest to the loss is chosen, because pooling may have made
+    the tensor smaller there. The output of a dropout is not a cut, because its randomness belongs to the trained
+    part.
     """
     bottlenecks = _bottlenecks(nodes, starts)
     often = Counter(call.module for call in calls)
@@ -161,8 +160,8 @@ def find_blocks(
 def _bottlenecks(nodes: Sequence[BackwardNode], starts: Set[int]) -> dict[int, int]:
     """Return the bottleneck nodes, each with the number of groups above it, nearer to the loss.
 
-    Groups in backward order are numbered by their deepest node. A bottleneck is left out if the groups above it are
-    not exactly the first ones, as where a tied tensor is used on both sides.
+    Groups are numbered in backward order by their deepest node. A bottleneck is left out if the groups above it are
+    not exactly the first ones, for example if a tied tensor is used on both sides.
     """
     found: dict[int, int] = {}
     furthest = 0
@@ -187,8 +186,8 @@ def _rank(cut: Cut) -> tuple[int, bool, int]:
 def _skipped(calls: Sequence[Call], index: int) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
     """Return the outermost modules that ran before the call at ``index`` and do not contain it.
 
-    None if one of them outputs anything other than a tensor, which cannot be replaced, or also runs around that
-    call.
+    None if one of them outputs anything other than a tensor, which cannot be replaced, or has another call that
+    contains the call at ``index``.
     """
     around = {*calls[index].parents}
     skipped: dict[str, tuple[int, ...]] = {}
@@ -199,7 +198,7 @@ def _skipped(calls: Sequence[Call], index: int) -> tuple[tuple[str, tuple[int, .
                 call.output_shape,
             ):
                 return None
-            # A module called both before and around the cut: replacing it would hide the cut.
+            # The module is called both before and around the cut: replacing it would skip the cut.
             if any(calls[parent].module == call.module for parent in around):
                 return None
             skipped[call.module] = call.output_shape

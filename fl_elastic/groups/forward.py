@@ -29,7 +29,7 @@ from fl_elastic.groups.torch_private import refuse_nested, writes_to
 Batch: TypeAlias = tuple[Any, Any]
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
 
-# What models raise for inputs that they do not expect; torchvision's detectors assert.
+# Errors that models raise for unexpected inputs; torchvision's detectors raise AssertionError.
 _OF_A_MISFIT = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 # Most names of inputs in a message.
 _SHOWN = 8
@@ -39,8 +39,8 @@ _WRITES: WeakKeyDictionary[object, dict[bool, bool]] = WeakKeyDictionary()
 def all_finite(tensor: Tensor) -> bool:
     """Return whether every element is a finite number.
 
-    A finite sum has only finite terms, and is twenty times faster than testing each element. The test of each
-    element follows if the sum is not finite, because finite terms may also overflow.
+    A finite sum has only finite terms, and is twenty times faster than testing each element. If the sum is not
+    finite, each element is tested, because a sum of finite terms may overflow.
 
     Examples
     --------
@@ -67,12 +67,12 @@ _SPARSE = (
 
 
 def is_sparse(tensor: Tensor) -> bool:
-    """Return whether a tensor is sparse, that is, whether its only memory is that of its indices and values."""
+    """Return whether a tensor is sparse, that is, stored as indices and values only."""
     return tensor.layout in _SPARSE
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the indices and values of a sparse tensor, such as the neighbours in a graph; any other one alone.
+    """Return the indices and values of a sparse tensor, such as a graph's adjacency; a dense tensor itself.
 
     >>> [len(dense_parts(each)) for each in (torch.eye(2), torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr())]
     [1, 2, 3]
@@ -93,7 +93,7 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Return the content of a tensor of any dtype as bytes, row after row; if sparse, of its indices and values."""
+    """Return a tensor of any dtype as bytes, row after row; for a sparse one those of its indices and values."""
     if is_sparse(tensor):
         return memoryview(b"".join(map(tensor_bytes, dense_parts(tensor.detach()))))
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -115,7 +115,7 @@ def batch_shape(batch: Batch) -> tuple[int, ...]:
 def first_input(inputs: Any) -> Tensor | None:
     """Return the first tensor inside nested tuples, lists and dicts; None if there is none.
 
-    Labels do not count: models that compute their own loss get them too, often before the other inputs.
+    Labels are skipped: models that compute their own loss get labels as inputs, too, often as the first one.
     """
     if isinstance(inputs, Mapping):
         inputs = {name: entry for name, entry in inputs.items() if name != LABELS}
@@ -139,8 +139,8 @@ def call_model(model: nn.Module, inputs: Any, examples: int | None = None) -> An
 
     A dict is passed as keyword arguments if its keys are parameters of ``forward``, without ``labels`` if
     ``forward`` has no such parameter. A tuple or list is passed as positional arguments if ``forward`` takes that
-    many. Otherwise the inputs are one argument; so is a sequence whose entries are the examples, see `batch_size`.
-    A model that modifies its inputs in place gets copies.
+    many, unless its entries are the examples (see `batch_size`). Otherwise the inputs are passed as one argument. A
+    model that modifies its inputs in place gets copies.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def _called(model: nn.Module, inputs: Any, examples: int | None) -> Any:
 
 
 def scores_of(outputs: Any) -> Tensor | None:
-    """Return the outputs if they are a tensor, or the ``logits`` in them, as transformers call class scores."""
+    """Return the outputs if they are a tensor, or else their ``logits`` (class scores of transformers' models)."""
     if isinstance(outputs, Mapping):
         outputs = outputs.get("logits")
     found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
@@ -195,7 +195,7 @@ def _may_be_of_all(entry: Any, examples: int) -> bool:
     if isinstance(entry, str | bytes):
         return False
     if isinstance(entry, Tensor | np.ndarray):
-        # It has a row per example, or a column per example if time comes first.
+        # The entry has a row per example, or a column per example if time comes first.
         return not entry.ndim or examples in entry.shape[: 2 if entry.ndim > 2 else 1]
     if isinstance(entry, tuple | list) and len(entry) == examples:
         return True
@@ -263,14 +263,14 @@ def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
 def _unwritten(called: object, inputs: Any) -> Iterator[Any]:
     """Yield the inputs of a model or loss, or copies of them if it modifies its inputs in place.
 
-    Whether it does is detected at its first call in train mode and in eval mode; if it did so once, it is assumed
-    to do it always.
+    This is tested at the first call in train mode and at the first in eval mode; if the inputs were modified once,
+    they are always copied.
     """
     mode = bool(getattr(called, "training", True))
     try:
         known = _WRITES.setdefault(called, {})
     except TypeError:
-        # An object that cannot be a key of this dictionary is tested again in each call.
+        # An object that cannot be a key of this dictionary is tested at each call.
         known = {}
     writes = known.get(mode)
     versions: list[tuple[Tensor, int]] = []
@@ -283,7 +283,7 @@ def _unwritten(called: object, inputs: Any) -> Iterator[Any]:
         return given
 
     given = map_tensors(watched, inputs)
-    # Inputs that are not copied are watched as well, because the model may modify later ones.
+    # Inputs that are not copied are watched as well, because the model may modify its inputs in a later call.
     ended = False
     try:
         yield given
@@ -314,9 +314,10 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
 
 
 def loss_of(loss_fn: LossFn, outputs: Any, targets: Any) -> Any:
-    """Return what a loss returns; if it modifies outputs or targets in place, it gets copies.
+    """Return the value of a loss; if it modifies outputs or targets in place, it gets copies.
 
-    A batch may be used several times, and outputs are compared with its targets after the loss was computed.
+    The originals are needed: a batch may be used several times, and outputs are compared with targets after the
+    loss.
     """
     # Outputs of other kinds may be objects of the model's own.
     plain = isinstance(outputs, Tensor)

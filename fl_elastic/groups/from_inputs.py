@@ -1,4 +1,4 @@
-"""Make a step's loss depend on the inputs, so that the backward graph can be followed down to them."""
+"""Make a step's loss depend differentiably on the inputs, so that its graph can be followed down to them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _Sources = set[Any]
 def loss_from_inputs(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Tensor, _Sources]:
     """Return the loss with every floating-point input differentiable, and the nodes that stand for the inputs.
 
-    Integers have no gradient; the output of a frozen embedding takes their place. Without it no path would lead
-    from adapters above the embedding to the inputs.
+    Integers have no gradient; the outputs of frozen embeddings take their place. Without this, no path would lead
+    from adapters above an embedding to the inputs.
 
-    Some models cannot work with differentiable inputs, for example because they pass them to numpy or set their
-    ``requires_grad``. Such a model gets plain inputs, and its first layers get differentiable ones.
+    Some models cannot run on differentiable inputs, for example because they pass them to numpy or set
+    ``requires_grad`` on them. Such a model gets plain inputs, and its first layers get differentiable ones.
     """
     given, targets = as_pair(batch)
     sources: _Sources = set()
@@ -86,7 +86,7 @@ def _differentiable(tensor: Any, sources: _Sources) -> Any:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         return tensor
     if not torch.is_grad_enabled():
-        # Without gradients, as in a part that the model runs under no_grad, a copy has no node.
+        # With gradients disabled, as in a part that the model runs under no_grad, a copy would have no node.
         return tensor
     copy = tensor.detach().requires_grad_(True).clone()
     sources.add(copy.grad_fn)

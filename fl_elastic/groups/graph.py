@@ -1,4 +1,4 @@
-"""The backward graph of one training step, as plain values without tensors."""
+"""The backward graph of one training step, in plain values without tensors."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class TensorGroup:
     kind : GroupKind
         The operation that owns them.
     copies : tuple of int
-        Number of copies of each parameter in an update: one for each name of a tied parameter; empty if all are 1.
-        It is 0 for a parameter that a forward pass changes, which is counted for the head instead.
+        Number of copies of each parameter in an update: one per name of a tied parameter; empty if all are 1. 0 for
+        a parameter that a forward pass changes, which is counted for the head instead.
     statistics : int
-        Number of running statistics that a norm updates, and an update holds, if the group is trained. For the head
-        it includes everything else that a forward pass changes, such as a queue in a buffer, because this is sent
+        Number of running statistics of a norm, which change and are sent if the group is trained. For the head it
+        includes all other numbers that a forward pass changes, such as a queue in a buffer, because they are sent
         whatever is trained.
     """
 
@@ -100,7 +100,7 @@ class BackwardNode:
 
 @dataclass(frozen=True)
 class Cut:
-    """A place at which one tensor is all that the rest of the model sees.
+    """A place where the rest of the model depends only on one tensor.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class Cut:
     node : int
         Index of the node that made the tensor.
     groups_above : int
-        Number of groups between it and the loss: exactly the first ones in backward order.
+        Number of groups between the cut and the loss, which are the first ones in backward order.
     skipped : tuple of (str, shape)
         Modules that need not run if the tensor is given (besides ``module`` if it is its output), with the shape of
         each one's output, batch first.
@@ -157,8 +157,8 @@ class Reader:
     repeat : int
         Number of entries of that axis per channel: more than one after flattening.
     norm : str
-        The batch norm that is the only user of the layer's output, and undoes any scale of it; empty if there is
-        none.
+        The batch norm that is the only user of the layer's output, so that the scale of this output has no effect;
+        empty if there is none.
     """
 
     module: str
@@ -168,7 +168,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Width:
-    """Channels inside a model, some of which a step may leave out, because only these layers use them.
+    """Channels inside a model, some of which a step may leave out, because only the layers named here use them.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ class Width:
     size : int
         Number of units to choose among.
     unit : int
-        Number of neighbouring channels that stay together: those of one group of a group norm, else 1.
+        Number of neighbouring channels that are chosen together: those of one group of a group norm, else 1.
     makers : tuple of str
         Layers that make the channels; the first axis of their tensors runs over them.
     keepers : tuple of str
@@ -240,7 +240,7 @@ class BackwardGraph:
         raise PlanError(f"no tensor group holds {parameter!r}: it is not trained")
 
     def groups_above(self, place: str) -> int:
-        """Return the number of groups above the fleet's cut: those down to ``place``, or to the next possible cut.
+        """Return the number of groups above the fleet's cut at ``place``, or at the next deeper possible cut.
 
         Parameters
         ----------
@@ -286,7 +286,7 @@ class BackwardGraph:
     def groups_below(self) -> NDArray[np.float32]:
         """Masks of the groups at or below each node, and of those strictly below it; 0 and 1, shape (2, M, N).
 
-        Floats, because their product with a mask is several times faster than selecting columns.
+        The masks are floats, because a matrix product with a mask is several times faster than selecting columns.
         """
         nodes = self.nodes
         at_or_below = np.zeros((len(nodes), len(self.groups)), dtype=bool)

@@ -1,4 +1,4 @@
-"""State that a model changes outside of training steps: recurrent states, and parameters that follow others."""
+"""State that a model changes itself: recurrent states, and parameters that follow others without a gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups.trainable import trainable
 
-# If the parameters of one shape without a gradient take at most this many bytes, all of them count as followers.
+# Parameters of one shape without a gradient all count as followers if they take at most this many bytes together.
 _SMALL = 1 << 20
 # Depth to which nested containers, and objects in them, are examined.
 _DEPTH = 4
@@ -25,9 +25,9 @@ _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "train"}
 
 @dataclass(frozen=True, eq=False)
 class Attributes:
-    """Copies of what modules hold in plain attributes, for example the state of a recurrent model.
+    """Copies of the plain attributes of modules, for example the state of a recurrent model.
 
-    Values that `content_of` can copy are copied; of any other object its identity is remembered. Parameters,
+    Values that `content_of` can copy are copied; any other object is remembered by its identity. Parameters,
     buffers, modules and hooks are not included, nor is a ``forward`` or ``train`` method set on an instance.
 
     Examples
@@ -81,11 +81,11 @@ class Attributes:
 
 
 def followers(model: nn.Module) -> list[nn.Parameter]:
-    """Return parameters that may change without a gradient, and so are part of what a model has learned.
+    """Return parameters that may change without a gradient, and so belong to the learned state of a model.
 
-    An exponential moving average requires no gradient and has the shape of what it follows. So for each shape, the
-    parameters without a gradient count as followers if they are not more numerous than the trained ones of that
-    shape; most of a large frozen base is then excluded. Small ones always count. The weight of an embedding with
+    An exponential moving average requires no gradient and has the shape of the parameter that it follows. So
+    parameters without a gradient count as followers if no more of them than of trained parameters have the same
+    shape; this excludes most of a large frozen base. Small ones always count. The weight of an embedding with
     ``max_norm`` also counts, because a call scales its rows down.
 
     Examples
@@ -104,7 +104,7 @@ def followers(model: nn.Module) -> list[nn.Parameter]:
     found = [
         each
         for shape, some in still.items()
-        # If there are more of them than trained parameters to follow, it is not known which of them do.
+        # If there are more of them than trained parameters, it is not known which of them follow one.
         if len(some) <= moving[shape] or len(some) * some[0].nbytes <= _SMALL
         for each in some
     ]
@@ -124,12 +124,12 @@ def content_of(value: Any, depth: int = _DEPTH) -> Any:
     """Return a copy of a value's content; None for an object without content that could change.
 
     Tensors, arrays, random generators, plain containers, and objects with such attributes have content. Parameters
-    and modules count as other objects: a list that holds one does not own it.
+    and modules do not: a list that holds one does not own it.
     """
     if value is None or isinstance(value, _NOTHING):
         return None
     if type(value) is tuple and all(type(each) is int for each in value):
-        # Kernel sizes, strides and so on, of which a model has hundreds.
+        # For speed: kernel sizes, strides and so on, of which a model has hundreds.
         return None
     if isinstance(value, Tensor):
         return value.detach().clone()
@@ -194,7 +194,7 @@ def same_numbers(now: Tensor, before: Tensor) -> bool:
 
 
 def write(tensor: Tensor, value: Tensor) -> None:
-    """Write a value into a tensor, which is then outside of any autograd graph."""
+    """Write a value into a tensor and detach the tensor from any autograd graph."""
     with torch.no_grad():
         tensor.copy_(value)
     let_go(tensor)
@@ -210,7 +210,7 @@ def _state_of_generator(value: Any) -> Any:
     """Return the state of a random generator; None for anything else."""
     if isinstance(value, torch.Generator):
         return value.get_state()
-    # As bytes, which compare in one go: most of numpy's states are dicts with arrays.
+    # As bytes, which can be compared at once: most of numpy's states are dicts with arrays.
     if isinstance(value, np.random.Generator):
         return pickle.dumps(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):

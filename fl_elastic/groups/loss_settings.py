@@ -35,7 +35,7 @@ def example_counter(loss_fn: LossFn, count_examples: CountExamples | None = None
 
 
 def is_summed(loss_fn: LossFn) -> bool:
-    """Return whether a loss says that it is the sum over a batch and not the mean.
+    """Return whether a loss is set to return the sum over a batch and not the mean.
 
     >>> is_summed(partial(cross_entropy, reduction="sum")), is_summed(cross_entropy)
     (True, False)
@@ -44,7 +44,7 @@ def is_summed(loss_fn: LossFn) -> bool:
 
 
 def weighs_classes(loss_fn: LossFn) -> bool:
-    """Return whether a loss says that some classes count more than others.
+    """Return whether a loss has class weights.
 
     >>> weighs_classes(nn.CrossEntropyLoss(torch.tensor([1.0, 9.0]))), weighs_classes(cross_entropy)
     (True, False)
@@ -83,8 +83,8 @@ def counting_targets(loss_fn: LossFn, targets: Any) -> float | None:
 def weight_in_mean(loss_fn: LossFn, targets: Any, examples: int) -> float:
     """Return the weight of a batch's loss in the mean over several batches, as if all were one batch.
 
-    The weight is the number of targets over which a classification loss is averaged, and for any other loss the
-    number of examples that count.
+    The weight is the number of targets over which a classification loss is averaged; for any other loss it is
+    ``examples``.
 
     >>> weight_in_mean(cross_entropy, torch.tensor([[0, 1, -100], [1, -100, -100]]), 2)
     3.0
@@ -101,7 +101,7 @@ def _setting(loss_fn: LossFn, name: str, default: Any) -> Any:
 
 
 def is_of_classes(loss_fn: LossFn) -> bool:
-    """Return whether a loss is known to be torch's cross-entropy, or made of it."""
+    """Return whether a loss is known to be torch's cross-entropy, or a partial or class derived from it."""
     if isinstance(loss_fn, partial):
         loss_fn = loss_fn.func
     return isinstance(loss_fn, nn.CrossEntropyLoss | nn.NLLLoss) or loss_fn in _OF_CLASSES

@@ -118,7 +118,7 @@ class Mode:
         return group.vectors() if self.kind == "bias" else group.parameters
 
     def channel_count(self, channels: int) -> int:
-        """Return how many of ``channels`` are trained: ``fraction`` of them rounded down, at least one."""
+        """Return how many of ``channels`` are trained: the share ``fraction``, rounded down, at least one."""
         return max(1, int(channels * self.fraction + _ROUNDING))
 
     def trains_part_of(self, shape: Sequence[int]) -> bool:

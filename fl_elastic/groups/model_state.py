@@ -22,19 +22,19 @@ _WRAPPERS = ("opacus.", "torch.nn.parallel.")
 class ModelState:
     """The tensors of a model, by their names in ``state_dict()``.
 
-    These are the names of a server's model. ``named_parameters()`` and ``named_buffers()`` give other names if
-    hooks on the state rename tensors, as wrappers for activation checkpointing do. Entries of the state that are no
-    tensors, such as extra state, stay with the model.
+    The server's model has the same names. ``named_parameters()`` and ``named_buffers()`` give other names if hooks
+    on ``state_dict()`` rename tensors, as wrappers for activation checkpointing do. Entries that are not tensors,
+    such as extra state, stay with the model.
 
     Attributes
     ----------
     model : nn.Module
         The model; for a compiled one the module that was compiled.
     prefix : str
-        Prefix that a wrapper around the whole model, such as that of Opacus, adds to the names; it does not travel.
+        Prefix that a wrapper around the whole model, such as that of Opacus, adds to the names; it is not sent.
     tensors : dict of str to tensor
-        By name, in the order of the state. Parameters and buffers are the model's own; other tensors are those that
-        the state holds at the moment.
+        By name, in the order of the state. Parameters and buffers are the model's own tensors; others are those
+        that ``state_dict()`` returned.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class ModelState:
 
 
 def refuse_unshaped(model: nn.Module) -> None:
-    """Raise ModelError if a lazy module has not seen the batch that tells its shapes."""
+    """Raise ModelError if a lazy module has not run yet, so that its tensors have no shapes."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ModelError(

@@ -22,13 +22,13 @@ _STEP = 0x2545F4914F6CDD1D
 def sample_ids(inputs: Any) -> list[SampleId]:
     """Return an identifier for each prepared input: a 128-bit hash of its content, shape and dtype.
 
-    In a dict, tuple or list every entry counts, with its name: tokens with another attention mask are another
-    example, and so are tokens next to another value that all examples share.
+    In a dict, tuple or list every entry is hashed, with its name: tokens with another attention mask are another
+    example, and so are tokens with another value of an entry that all examples share.
 
-    An augmented example gets another identifier, so that stale features are never found, and an augmentation with
-    few variants per example needs no further key. Multilinear hashing (Carter and Wegman, 1979) with fixed random
-    multipliers is used, because a cryptographic digest of an image takes longer than a step of the head. The same
-    image stored channels last gets another identifier.
+    An augmented example gets another identifier, so it is never taken for the original one, and the few variants of
+    a simple augmentation can all be stored. The hash is multilinear (Carter and Wegman, 1979) with fixed random
+    multipliers, because a cryptographic digest of an image takes longer than a step of the head. The same image
+    stored channels last gets another identifier.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def _hashes(inputs: Tensor, path: str) -> list[Tensor]:
     if rows.dim() == 4 and rows.is_contiguous(memory_format=torch.channels_last):
         rows = rows.permute(0, 2, 3, 1)
     flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-    # Columns of a table, or a part of it, cannot be read as whole words where they are.
+    # Columns or a part of a table may not be aligned to whole words, so they are copied.
     if not flat.is_contiguous() or flat.storage_offset() * flat.element_size() % 8:
         flat = flat.clone(memory_format=torch.contiguous_format)
     flat = flat.view(torch.uint8)

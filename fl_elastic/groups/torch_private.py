@@ -1,4 +1,4 @@
-"""Everything that uses torch's private names, in one place, to check with each new release of torch."""
+"""All code that uses torch's private names, in one place, to be checked with each new release of torch."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def next_number() -> int:
 
 
 def output_shape(node: Any) -> tuple[int, ...]:
-    """Return the shape of the output of a node's operation; empty if torch does not tell."""
+    """Return the shape of the output of a node's operation; empty if torch does not record it."""
     outputs = getattr(node, "_input_metadata", ())
     return tuple(int(length) for length in outputs[0].shape) if outputs else ()
 
 
 def refuse_nested(tensor: Tensor) -> None:
-    """Raise ModelError for a nested tensor, which tells neither the sizes of its rows nor its memory."""
+    """Raise ModelError for a nested tensor, whose row sizes and memory cannot be read."""
     if tensor.is_nested:
         raise ModelError(
             "the model computes with nested tensors, and what its layers cost cannot be measured on them: pad the "
@@ -76,17 +76,17 @@ def refuse_nested(tensor: Tensor) -> None:
 
 
 def mark_of(storage: torch.UntypedStorage) -> StorageWeakRef:
-    """Return a key for a storage, different from later storages at its address, without keeping its memory."""
+    """Return a key for a storage that differs from those of later storages at its address and keeps no memory."""
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def writes_to(tensor: Tensor) -> int:
-    """Return how often a tensor was written; 0 for tensors of inference mode, for which torch does not count."""
+    """Return how often a tensor was written; 0 for tensors made in inference mode, whose writes are not counted."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def has_gradient_hooks(parameter: nn.Parameter) -> bool:
-    """Return whether hooks run once a parameter's gradient is complete, such as an optimiser's step."""
+    """Return whether a parameter has hooks that run once its gradient is complete, such as an optimiser's step."""
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
@@ -109,7 +109,7 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def own_parts(module: nn.Module) -> list[dict[str, Any]]:
-    """Return the dictionaries in which a module holds its own parameters and submodules, if it has such."""
+    """Return the dictionaries in which a module holds its own parameters and submodules."""
     held = (module._parameters, module._modules)
     return [each for each in held if isinstance(each, dict)]
 
@@ -164,7 +164,7 @@ def checkpoint_hook() -> object:
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimiser can hold hooks on its step, as ``Optimizer.__init__`` sets up."""
+    """Return whether an optimiser has the hook attributes that ``Optimizer.__init__`` sets."""
     return "_optimizer_step_pre_hooks" in vars(optimizer)
 
 
@@ -172,7 +172,7 @@ def steps_alone(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimiser's step is that of its class, without hooks or a replaced method."""
     own = vars(optimizer)
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    # A learning rate schedule replaces the method by one that counts and then calls it.
+    # A learning rate schedule replaces ``step`` by a method that counts the call and then runs the original.
     counted = getattr(own.get("step"), "_wrapped_by_lr_sched", "step" not in own)
     return bool(counted) and not any(own.get(name) for name in hooks)
 
@@ -185,8 +185,8 @@ _GROUP_NORM_CRASHES = torch.__version__ < "2.14"
 def spared_group_norms(model: nn.Module) -> Iterator[None]:
     """Keep torch before 2.14 from crashing the process in the backward pass of a GroupNorm, inside the block.
 
-    On a CPU it reads invalid memory if a GroupNorm trains whose input needs no gradient and is laid out channels
-    last, as right above a frozen part. Such an input is made contiguous.
+    On a CPU, torch reads invalid memory if the input of a trained GroupNorm needs no gradient and is laid out
+    channels last, as directly above a frozen part. Such an input is made contiguous.
     """
     norms = model.modules() if _GROUP_NORM_CRASHES else ()
     hooks = [
@@ -214,12 +214,12 @@ COMPILED = f"{_ORIGINAL}."
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was called on, whose names have no prefix; any other unchanged.
+    """Return the module that ``torch.compile`` was called on, whose names have no prefix; or the model itself.
 
     Raises
     ------
     ModelError
-        If it is not a torch module that can be trained in parts.
+        If the model is not a torch module that can be trained in parts.
     """
     if not isinstance(model, nn.Module):
         name = model.__name__ if isinstance(model, type) else type(model).__name__
@@ -268,8 +268,8 @@ def checkpointed_parts(*, left_out: bool) -> Iterator[list[CheckpointedPart]]:
     Parameters
     ----------
     left_out : bool
-        Run each of these parts without checkpointing, so that it stores its tensors, and record its inputs;
-        otherwise only record where the parts begin and end.
+        Whether to run each of these parts without checkpointing, so that it stores its tensors, and to record its
+        inputs; otherwise only the beginning and end of each part are recorded.
     """
     noted: list[CheckpointedPart] = []
     original = getattr(checkpoint, _CHECKPOINT_HOOK, None)
@@ -308,7 +308,7 @@ def _inputs_of(frame: Any) -> tuple[Tensor, ...]:
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """Return a number that grows with each change of a tensor in place; None for one that does not count them."""
+    """Return a number that grows with each in-place change of a tensor; None if torch does not count them."""
     return None if tensor.is_inference() else tensor._version
 
 
@@ -344,10 +344,10 @@ def _recording_begins() -> bool:
         if profiler._profiler_enabled():
             return False
         state, more = profiler.ProfilerState.CPU, torch._C._profiler._ExperimentalConfig()
-        # Of shapes, memory, stacks, operations' costs and modules, only memory.
+        # Of shapes, memory, stacks, costs of operations and modules, record only memory.
         config = profiler.ProfilerConfig(state, False, True, False, False, False, more)
         profiler._enable_profiler_legacy(config)
     except (AttributeError, TypeError):
-        # These names and parameters are torch's own and may be others in another release.
+        # These names and parameters are private to torch and may change in another release.
         return False
     return True

@@ -1,4 +1,4 @@
-"""Walk the autograd graph of one step and find its tensor groups, without code for single architectures."""
+"""Walk the autograd graph of one step and find its tensor groups, without architecture-specific code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KINDS = (
                       "NativeGroupNorm", "FusedRmsNorm", "LayerNorm", "GroupNorm")),
     (GroupKind.EMBEDDING, ("Embedding",)),
 )  # fmt: skip
-# Nodes that start the activation path if the input consists of integers, which have no gradient.
+# Nodes at which the activation path starts if the input consists of integers, which have no gradient.
 _LOOKUPS = ("Embedding", "IndexBackward", "IndexSelect", "Gather")
 
 _REENTRANT = "CheckpointFunctionBackward"
@@ -176,7 +176,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
 
 
 def _modules_of(calls: list[Call]) -> dict[Any, str]:
-    """Return for each node the innermost module that made it, not one that passed it on unchanged."""
+    """Return for each node the innermost module that made it, not one that only returned its tensor unchanged."""
     makers: dict[Any, int] = {}
     for index, call in enumerate(calls):
         known = makers.get(call.output_node)
@@ -188,8 +188,8 @@ def _modules_of(calls: list[Call]) -> dict[Any, str]:
 def _nodes_by_age(loss: Tensor) -> list[Any]:
     """Return all nodes below the loss, oldest first, so that inputs precede their users.
 
-    The autograd engine runs ready nodes by descending sequence number, and a node is always younger
-    than its inputs, so the reverse of this list is the order of execution.
+    The autograd engine runs ready nodes by descending sequence number, and a node is always younger than its
+    inputs, so the reverse of this list is the order of execution.
     """
     if loss.grad_fn is None:
         return []
@@ -231,13 +231,13 @@ def _activation_path(order: list[Any], sources: set[Any], leaves: dict[Any, str]
             path.add(node)
     if path:
         return path
-    # No input to follow, as in a model of parameters only: use every node that joins tensors.
+    # There is no input to follow, as in a model of parameters only: use every node that joins tensors.
     joining = {n for n in order if not _is_leaf(n) and len(n.next_functions) > 1}
     return joining or {order[-1]}
 
 
 def _owned(node: Any, on_path: set[Any], leaves: dict[Any, str]) -> tuple[list[str], list[Any]]:
-    """Return the parameters that reach ``node`` without an activation node between, and the nodes on the way."""
+    """Return the parameters that reach ``node`` without an activation node in between, and the nodes on the way."""
     parameters: list[str] = []
     passed: list[Any] = []
     stack = [n for n, _ in node.next_functions if n is not None and n not in on_path]
@@ -257,11 +257,11 @@ def _owned(node: Any, on_path: set[Any], leaves: dict[Any, str]) -> tuple[list[s
 
 
 def _without_penalties(owners: dict[Any, list[str]]) -> dict[Any, list[str]]:
-    """Return the owners without penalty terms of the loss that use the parameters of several layers.
+    """Return the owners, leaving out penalty terms of the loss that use the parameters of several layers.
 
-    Such a penalty, for example that of FedProx, would join these layers into one group. Its gradient for one
-    parameter does not depend on other layers, and is computed nearer to the loss than the layer itself, so it is
-    available whenever the layer is trained.
+    Such a penalty, for example that of FedProx, would join these layers into one group. Its gradient for a
+    parameter does not depend on other layers, and is computed before that of the layer itself, so it is available
+    whenever the layer is trained.
     """
     users = Counter(name for names in owners.values() for name in names)
     order, found = list(owners), dict[Any, list[str]]()
@@ -293,7 +293,7 @@ def _unused_modules(model: nn.Module, used: Iterable[list[str]]) -> dict[Any, li
 def _with_unused(
     model: nn.Module, live: list[Any], owners: dict[Any, list[str]], unused: dict[Any, list[str]]
 ) -> list[Any]:
-    """Return the nodes with each unused module placed just above what is registered before it."""
+    """Return the nodes, with each unused module placed just above the module that is registered before it."""
     rank = {name: index for index, (name, _) in enumerate(model.named_parameters())}
     group_of, _ = _group_owners([(node, owners[node]) for node in live if node in owners])
     deepest: dict[int, Any] = {}
@@ -379,7 +379,7 @@ def _statistics(model: nn.Module, parameters: Iterable[str]) -> int:
 
 
 def _movable(model: nn.Module) -> dict[tuple[int, int | None, str], Tensor]:
-    """Return the tensors that a forward pass may change, by identity, count of writes, and sum of a buffer.
+    """Return the tensors that a forward pass may change; keys are identity, count of writes, and sum for a buffer.
 
     These are all parameters and floating-point buffers, except the buffers of a norm with parameters.
     """

@@ -1,4 +1,4 @@
-"""Which parameters the model's owner wants trained, even while the library freezes some of them."""
+"""The user's ``requires_grad`` flags, remembered while the library freezes some parameters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NOTE = "_fl_elastic_trainable"
 
 
 def trainable(parameter: Tensor) -> bool:
-    """Return a parameter's ``requires_grad`` as set by the owner of the model.
+    """Return a parameter's ``requires_grad`` as set by the user of the library.
 
-    A plan changes the flag while it is applied; manifest and groups must not depend on that moment.
+    While a plan is applied, it changes flags; manifest and groups must not depend on this.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def trainable(parameter: Tensor) -> bool:
 
 
 def flags_of(model: nn.Module) -> tuple[tuple[int, bool], ...]:
-    """Return a model's parameters with their owner's flags; equal as long as neither changes.
+    """Return the identities of a model's parameters and the user's flags; equal as long as neither changes.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def note_flags(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def forget_flags(noted: Iterable[nn.Parameter]) -> None:
-    """Forget remembered flags: the present flags count as the owner's again."""
+    """Forget remembered flags: the present flags are the user's again."""
     for parameter in noted:
         delattr(parameter, _NOTE)
 

@@ -36,7 +36,7 @@ from fl_elastic.groups.torch_private import (
 class RngState:
     """State of the random number generators of torch, Python and numpy.
 
-    Torch's are the CPU's generator, and those of all GPUs once CUDA is in use.
+    For torch these are the CPU's generator and, once CUDA is in use, those of all GPUs.
     """
 
     of_torch: list[Tensor]
@@ -51,7 +51,7 @@ class RngState:
 
     def put_back(self) -> None:
         """Set the generators to this state."""
-        # CUDA may have been initialised since.
+        # Not strict: CUDA may have been initialised since.
         for generator, state in zip(_generators(), self.of_torch, strict=False):
             generator.set_state(state)
         random.setstate(self.of_python)
@@ -75,7 +75,7 @@ def _generators() -> list[torch.Generator]:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Restore the random generators on leaving the block, so that it does not affect later random numbers.
+    """Restore the random number generators on leaving the block, so that it does not affect later random numbers.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 def repeated_rng(model: nn.Module) -> Iterator[None]:
     """Make every forward pass inside the block draw the same random numbers.
 
-    Passes that are compared then drop the same layers and units.
+    Passes that are compared then drop the same units and layers.
     """
     before = RngState.now()
     handle = model.register_forward_pre_hook(lambda *_: before.put_back())
@@ -128,7 +128,7 @@ def repeated_rng(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def same_start(model: nn.Module) -> Iterator[None]:
-    """Make every forward pass inside the block start from the same attributes of modules and random numbers.
+    """Make every forward pass inside the block start with the same module attributes and random state.
 
     Passes that measure the costs of a step then take the same path. Inside, attributes of modules must not be set.
     """
@@ -148,7 +148,7 @@ def same_start(model: nn.Module) -> Iterator[None]:
 
 
 def _holds_tensors(value: object) -> bool:
-    """Return whether a value is a tensor or a list of tensors, as hooks collect over backward passes."""
+    """Return whether a value is a tensor or a list of tensors, as hooks collect them over backward passes."""
     return isinstance(value, Tensor) or (
         isinstance(value, list) and bool(value) and all(isinstance(each, Tensor) for each in value)
     )
@@ -159,7 +159,7 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _owner(loss_fn: object) -> object:
-    """Return the object that holds a loss's state: that of a method, or the function inside a partial."""
+    """Return the object that holds a loss's state: the instance of a method, or the function inside a partial."""
     while isinstance(loss_fn, partial):
         loss_fn = loss_fn.func
     return loss_fn.__self__ if isinstance(loss_fn, MethodType) else loss_fn
@@ -192,10 +192,10 @@ def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     Parameters
     ----------
     model : nn.Module
-        What the block runs.
+        The model that the block runs.
     loss_fn : callable, optional
-        A loss that the block computes. What it holds is restored as well, and so are modules that a function
-        refers to: they may follow the outputs, as the centre of a self-distillation does.
+        A loss that the block computes. Its state is restored as well, and so are modules that a function refers to:
+        they may follow the outputs, like the centre in self-distillation.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Inner widths: channels that only a few layers see, some of which a step may leave out."""
+"""Inner widths: channels that only a few layers use, some of which a step may leave out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fl_elastic.groups.torch_private import BatchNorm, own_parameters
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-# Operations on each number separately. With two inputs only a product keeps channels inside: a sum is a residual
-# stream, which stays whole.
+# Elementwise operations. Of those with two inputs, only a product keeps the channels inner ones: a sum is a
+# residual stream, which stays whole.
 _ELEMENTWISE = (
     "Relu", "Hardtanh", "Hardswish", "Hardsigmoid", "Gelu", "Silu", "Sigmoid", "Tanh", "Elu", "LeakyRelu",
     "Softplus", "Mish", "Mul", "Div", "Add", "Sub", "Neg", "Pow", "Exp", "Clone", "ToCopy", "NativeDropout",
@@ -28,7 +28,7 @@ _POOLS = (
 _RESHAPES = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
 _TRANSPOSES = ("Transpose", "Permute")
 _ATTENTION = "ScaledDotProduct"
-# With fewer units there is hardly anything to leave out.
+# Widths with fewer units are not reported: leaving units out would save little.
 _FEWEST_UNITS = 4
 
 
@@ -36,8 +36,8 @@ _FEWEST_UNITS = 4
 class _Channels:
     """The axis of a tensor that runs over the channels of a space.
 
-    The axis has ``repeat`` entries per channel, or one entry per head of ``head`` channels, over which the last
-    axis then runs.
+    The axis has ``repeat`` entries per channel; or one entry per head, and the last axis then runs over the
+    ``head`` channels of each head.
     """
 
     space: int
@@ -68,9 +68,9 @@ def find_widths(
     Channels are followed from the layer that makes them to the layers that read them. On the way they may pass
     through operations on each channel separately (activations, pools, batch and group norms, depthwise
     convolutions), products with as many other channels (a gate, as in squeeze-excite), flattening, and fused
-    attention, whose heads stay together. Any other user makes them a stream that stays whole: a residual sum, a
-    layer norm, a layer of another class or used twice, tied weights. Whether the model runs with fewer channels is
-    not checked here.
+    attention, whose heads stay together. With any other user all channels are kept: a residual sum, a layer norm, a
+    layer of another class or used twice, tied weights. Whether the model can run with fewer channels is not checked
+    here.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class _Walk:
             result = self._attention(node, given)
         if result is None:
             for channels in known:
-                # A layer recorded as reader takes the channels in; any other user needs all of them.
+                # A layer recorded as reader can run on some of the channels; any other user needs all of them.
                 if not layer or channels not in self._taken(index):
                     self._close(channels)
             return
@@ -249,7 +249,7 @@ class _Walk:
             axis, length = channels.axis, before[channels.axis] if before else 0
             kept = len(before) == len(node.shape) and node.shape[axis] == length
             shorter = len(node.shape) < len(before) and node.shape[: axis + 1] == before[: axis + 1]
-            # With axes of equal length the graph does not show which ones a mean reduces.
+            # If axes have equal lengths, the graph does not show which ones a mean reduces.
             clear = shorter and length not in before[axis + 1 :] and channels.head == 1
             kept &= channels.head == 1 or node.shape == before
             if not kept and not (clear and node.name.startswith("Mean")):
@@ -279,7 +279,7 @@ class _Walk:
     def _reshaped(
         self, before: tuple[int, ...], after: tuple[int, ...], given: _Channels
     ) -> _Channels | None:
-        """Return the axis of the channels after a reshape; None if it cannot be told."""
+        """Return the axis of the channels after a reshape; None if the shapes do not determine it."""
         if not before or math.prod(before) != math.prod(after):
             return None
         front, inner = math.prod(before[: given.axis]), before[given.axis]
@@ -329,7 +329,7 @@ class _Walk:
 def _transposed(
     before: tuple[int, ...], after: tuple[int, ...], given: _Channels
 ) -> _Channels | None:
-    """Return the axis of heads after other axes were swapped; None if the shapes do not tell."""
+    """Return the axis of heads after a transposition; None if the shapes do not determine it."""
     inside = (before[:1], before[-1:]) == (after[:1], after[-1:])
     middle = before[1:-1]
     if given.head == 1 or not inside or given.axis not in range(1, len(before) - 1):

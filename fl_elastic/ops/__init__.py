@@ -1,1 +1,1 @@
-"""Layers that keep only what a plan needs for the backward pass, and models that run in two parts."""
+"""Layers that keep only the tensors that a plan needs for the backward pass, and models that run in two parts."""

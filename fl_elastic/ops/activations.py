@@ -29,9 +29,9 @@ def relu6(x: Tensor, *, inplace: bool = False) -> Tensor:
 def hardswish(x: Tensor, *, inplace: bool = False) -> Tensor:
     """Return ``torch.nn.functional.hardswish(x)``, with the same gradient, keeping no more than ``x``.
 
-    Between -3 and 3 the gradient is (2x + 3) / 6, which needs x exactly. So x is kept there, with two bits per
-    element that say on which side the other elements are. If less than a quarter of a sample lies outside, which is
-    usual after a batch norm, x itself is kept instead, and nothing is saved compared with plain PyTorch.
+    Between -3 and 3 the gradient is (2x + 3) / 6, which depends on x. So x is kept there, and two bits per element
+    tell on which side the other elements lie. If less than a quarter of a sample lies outside, as is usual after a
+    batch norm, all of x is kept instead, and nothing is saved compared with plain PyTorch.
     """
     return apply_function(_Hardswish, x, inplace)
 
@@ -55,7 +55,7 @@ class _Rectifier(Function):
             ctx.mark_dirty(x)
         if not ctx.needs_input_grad[0]:
             return y
-        # Taken from the output, because an in-place input is gone.
+        # From the output, because an in-place operation has overwritten its input.
         opened = open_units(y, capped=capped)
         ctx.layout = Layout.of(opened)
         ctx.save_for_backward(pack_bits(opened))
@@ -69,7 +69,7 @@ class _Rectifier(Function):
 
 
 def _is_mostly_flat(x: Tensor) -> bool:
-    """Return whether, by a sample, enough of ``x`` lies outside -3..3 to be worth two bits per element."""
+    """Return whether enough of a sample of ``x`` lies outside -3..3 to make up for two bits per element."""
     sample = Layout.of(x).flat(x)[:_SAMPLE]
     return bool((sample.abs() > 3).float().mean() > _WORTH_COMPRESSING)
 

@@ -1,4 +1,4 @@
-"""What custom autograd functions share: they keep nothing without gradients, and have no second derivative."""
+"""Shared by custom autograd functions: they keep nothing without gradients, and refuse second derivatives."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fl_elastic.errors import TrainingError
 def apply_function(function: type[Function], *arguments: Any) -> Tensor:
     """Return ``function.apply(*arguments)``, the one output of a custom autograd function.
 
-    While gradients are switched off, the function gets detached tensors, so that it keeps nothing for a backward
-    pass. Torch itself passes tensors that require gradients then, too.
+    While gradients are disabled, the function gets detached tensors, so that it keeps nothing for a backward pass.
+    Torch itself would still pass tensors that require gradients.
     """
     if not torch.is_grad_enabled():
         arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
@@ -28,9 +28,9 @@ def apply_function(function: type[Function], *arguments: Any) -> Tensor:
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Return the backward pass of a custom autograd function, changed so that a second derivative is an error.
 
-    Torch's decorator of this name does not raise if the incoming gradient is a constant, such as the gradient of a
-    sum, although the outgoing gradient depends on weights and activations. The second derivative would then
-    silently be missing.
+    Torch's decorator of this name raises no error if the incoming gradient is a constant, such as the gradient of a
+    sum. But the outgoing gradient depends on weights and activations, and a second derivative would silently lack
+    this part.
     """
 
     @wraps(backward)

@@ -1,4 +1,4 @@
-"""Which part of a weight a subset of channels covers, and which part of the input it needs."""
+"""The part of a weight that a subset of channels covers, and the part of the input that its gradient needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Index: TypeAlias = "slice | Tensor"
 
 @dataclass(frozen=True)
 class ChannelBlock:
-    """A part of a weight gradient that one ordinary convolution backward pass computes.
+    """A part of a weight gradient that the backward pass of one ordinary convolution computes.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ def checked_channels(channels: Sequence[int], count: int) -> list[int]:
 
 
 def _index(chosen: list[int]) -> Index:
-    """Return a slice if it is equivalent, because slicing copies several times faster than gathering."""
+    """Return a slice if the channels are contiguous, because slicing is several times faster than gathering."""
     if chosen[-1] - chosen[0] + 1 == len(chosen):
         return slice(chosen[0], chosen[-1] + 1)
     return torch.tensor(chosen)

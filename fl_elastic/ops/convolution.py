@@ -1,4 +1,4 @@
-"""Convolutions that keep nothing of their input, or only the channels that are trained."""
+"""Convolutions that keep nothing of their input, or only the channels that the trained weights read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def frozen_conv2d(
 ) -> Tensor:
     """Return the output of a convolution that keeps only its weight for the backward pass.
 
-    Its input gets a gradient, its weight does not. Plain PyTorch keeps the input as well, whatever is trained.
+    The input gets a gradient, the weight does not. Plain PyTorch always keeps the input as well.
 
     Parameters
     ----------

@@ -102,8 +102,8 @@ class ConvGeometry:
         """Return the exact gradient of a weight that has the shape and memory format of ``weight``."""
         groups = self.groups if groups is None else groups
         if self.skips_pixels:
-            # Only pixels that are read: with a stride and few channels-last channels, torch 2.14 on a CPU accesses
-            # memory that is not its own.
+            # Pass only the pixels that are read: with a stride and few channels in channels-last format, torch 2.14
+            # on a CPU accesses memory outside of the tensor.
             by_pixels = gradient.is_contiguous(memory_format=torch.channels_last)
             like = torch.channels_last if by_pixels else torch.contiguous_format
             x = self.read_pixels(x).contiguous(memory_format=like)

@@ -44,10 +44,9 @@ def as_inference(
 ) -> Iterator[Callable[[Any], Any]]:
     """Fold norms into the convolutions before them inside the block; yield a function that prepares inputs.
 
-    This function returns inputs in the memory format in which the folded model is fastest, channels last.
-
-    The outputs of the model in eval mode without gradients are the same up to rounding, in about half the time. A
-    model that cannot be traced runs unchanged.
+    This function converts inputs to the memory format in which the folded model is fastest, channels last. In eval
+    mode without gradients the model's outputs are the same up to rounding, in about half the time. A model that
+    cannot be traced runs unchanged.
 
     Parameters
     ----------
@@ -56,7 +55,7 @@ def as_inference(
     batch : batch
         A small batch.
     read : collection of str
-        Modules whose own outputs are read: a convolution among them is not folded.
+        Modules whose outputs the caller reads: a convolution among them is not folded.
     graph : BackwardGraph, optional
         Result of `traced`, if it is known.
     """
@@ -67,7 +66,7 @@ def as_inference(
         return
     try:
         graph = traced(model, batch) if graph is None else graph
-        # Another batch may take another path through parts that this batch does not use.
+        # If this batch does not use some parameters, another batch may take another path through the model.
         pairs = [] if graph.unused else foldable_pairs(graph, model)
     except (ElasticError, RuntimeError, ValueError, TypeError, IndexError):
         pairs = []
@@ -90,7 +89,7 @@ def _as_it_is(inputs: Tensor) -> Tensor:
 
 
 def foldable_pairs(graph: BackwardGraph, model: nn.Module, below: int = 0) -> list[tuple[str, str]]:
-    """Return ``(convolution, norm)`` module names whose norm is the only user of the convolution's output.
+    """Return pairs of names ``(convolution, norm)`` in which only the norm uses the convolution's output.
 
     Parameters
     ----------
@@ -138,7 +137,7 @@ def fold(convolution: nn.Conv2d, norm: nn.Module) -> Callable[[Tensor], Tensor] 
         weight = weight.contiguous(memory_format=torch.channels_last)
 
     def forward(inputs: Tensor) -> Tensor:
-        # torch offers no public call that also honours the module's padding mode.
+        # torch has no public function that also applies the module's padding mode.
         folded: Tensor = convolution._conv_forward(inputs, weight, bias)
         return folded
 

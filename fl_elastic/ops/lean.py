@@ -1,4 +1,4 @@
-"""Run a model so that each of its layers keeps only what a plan needs."""
+"""Run a model whose layers keep only the tensors that a plan needs for the backward pass."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def lean(
     *,
     only_named: bool = False,
 ) -> Iterator[None]:
-    """Inside the block, let every layer of ``model`` keep only what its mode needs.
+    """Inside the block, every layer of ``model`` keeps only the tensors that its mode needs for the backward pass.
 
-    Layers named in ``modes`` run in their mode. All other convolutions and norms whose parameters are all frozen
-    run as frozen. Activations keep a bit per element, max pooling a byte per output. Outputs do not change, nor do
-    gradients, except those that a mode filters or restricts to channels. The caller sets which parameters require
-    a gradient before entering. On leaving, also by an exception, all forward methods are restored. Of nested
-    blocks the innermost takes effect.
+    Layers named in ``modes`` run in their mode. All other convolutions and norms run as frozen if all their
+    parameters are frozen. Activations keep a bit per element, max pooling a byte per output. Outputs do not change,
+    nor do gradients, except those that a mode filters or restricts to channels. The caller sets which parameters
+    require a gradient before entering. On leaving, also by an exception, all forward methods are restored. If
+    blocks are nested, the innermost one takes effect.
 
     Parameters
     ----------
@@ -94,6 +94,6 @@ def _forwards(
 
 
 def _default_mode(module: nn.Module) -> Mode:
-    """Return frozen for a layer without trained parameters (also if it has none), else full."""
+    """Return frozen for a layer without trained parameters (or without any parameters), else full."""
     trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     return Mode.FULL if trained else Mode.FROZEN

@@ -1,4 +1,4 @@
-"""Forward functions of single modules that keep only what the mode needs for the backward pass."""
+"""Forward functions of single modules that keep only the tensors that a mode needs for the backward pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fl_elastic.ops.pooling import MOST_PIXELS, MOST_TAPS, max_pool2d
 def lean_forward(
     module: nn.Module, mode: Mode, channels: Sequence[int] | None = None
 ) -> LeanForward | None:
-    """Return a forward function of ``module`` that keeps only what ``mode`` needs; the output is the same.
+    """Return a forward function of ``module`` with the same output that keeps only what ``mode`` needs.
 
     Parameters
     ----------
@@ -37,26 +37,24 @@ def lean_forward(
     mode : Mode
         How its parameters are trained. Activations and pooling are the same in every mode.
     channels : sequence of int, optional
-        The trained input or output channels, which mode ``channels`` needs.
+        The trained input or output channels; required by mode ``channels``.
 
     Returns
     -------
     LeanForward or None
-        None if plain PyTorch keeps no more: for a fully trained layer, a frozen Linear, a BatchNorm that is trained
-        or in training mode. None also if there is no exact replacement: for any other class, a subclass with its
-        own forward, a layer whose weights are computed (parametrised, pruned), a convolution that pads with
-        anything but zeros or unequally, a max pooling with dilation, ``ceil_mode`` or more than 256 taps, or that
-        returns indices.
+        None if plain PyTorch keeps no more: for a fully trained layer, a frozen Linear, and a BatchNorm that is
+        trained or in training mode. None also if there is no exact replacement: for any other class, a subclass
+        with its own forward, a layer whose weights are computed (parametrised, pruned), a convolution that pads
+        with anything but zeros or unequally, a max pooling with dilation, ``ceil_mode`` or more than 256 taps, or
+        that returns indices.
 
     Raises
     ------
     PlanError
         If the channels are missing, empty, out of range or listed twice.
 
-    Notes
-    -----
-    Each call falls back to the forward of the module's class without gradients, under autocast, and for inputs that
-    are not floating-point batches.
+    Notes ----- A call falls back to the ``forward`` of the module's class if gradients are disabled, under
+    autocast, and for inputs that are not floating-point batches.
     """
     for kind, make in _MAKERS:
         if (
@@ -71,7 +69,7 @@ def lean_forward(
 def owns_weights(module: nn.Module) -> bool:
     """Return whether weight and bias, if any, are parameters of the module itself.
 
-    They are not if a parametrisation (weight or spectral norm), pruning or a hook computes them.
+    This is false if a parametrisation (weight or spectral norm), pruning or a hook computes them.
     """
     if not isinstance(module, nn.Conv2d | nn.Linear | BatchNorm):
         return True
@@ -83,7 +81,7 @@ def owns_weights(module: nn.Module) -> bool:
 class LeanForward(ABC):
     """Base of the replacements that are called instead of ``module.forward``.
 
-    A replacement holds its module, so that in a deep copy of a model each replacement holds the copied module.
+    A replacement refers to its module, so that in a deep copy of a model it refers to the copied module.
     """
 
     module: nn.Module
@@ -202,10 +200,10 @@ class _MaxPool(LeanForward):
 
 @dataclass(frozen=True)
 class _Lstm(LeanForward):
-    """Runs a frozen LSTM as inference where nothing needs its gradient.
+    """Runs a frozen LSTM as inference if nothing needs its gradient.
 
-    On CPUs torch otherwise fills a work space for the backward pass, several times as large as the output, that
-    nobody reads.
+    Otherwise torch on CPUs fills a workspace for the backward pass, several times as large as the output, that is
+    never read.
     """
 
     module: nn.LSTM

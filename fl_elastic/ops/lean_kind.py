@@ -18,7 +18,7 @@ _PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
 
 class LeanKind(IntEnum):
-    """The replacement by which an operation of the model keeps less than torch's."""
+    """The replacement by which an operation of the model keeps less than with torch's own."""
 
     NONE = 0
     CONVOLUTION = 1
@@ -66,7 +66,7 @@ def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
     if found is LeanKind.NORM:
         # A frozen norm runs in eval mode, where it needs running statistics.
         plain = type(module).forward is BatchNorm.forward and owns_weights(module)
-        # A norm without parameters is never frozen: it stays in its present mode.
+        # A norm without parameters has none to freeze: it stays in its present mode.
         stays = module.training and own_parameters(module).get("weight") is None
         return found if plain and not stays and module.running_mean is not None else LeanKind.NONE
     if found is LeanKind.NONE or lean_forward(module, Mode.FROZEN) is None:

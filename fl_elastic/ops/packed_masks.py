@@ -15,7 +15,7 @@ _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape and strides of a dense tensor, by which a vector in storage order becomes the tensor again."""
+    """Shape and strides of a dense tensor, to restore it from a vector in storage order."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -89,13 +89,11 @@ def gate(gradient: Tensor, bits: Tensor, layout: Layout) -> Tensor:
     layout : Layout
         Layout of the packed mask, which becomes that of the result.
 
-    Notes
-    -----
-    The bit patterns are masked, so what is let through is unchanged to the last bit, and a closed gate gives zero
-    even for an infinite gradient. This is several times faster than ``torch.where`` on a CPU.
+    Notes ----- The mask is applied to bit patterns: numbers that pass are unchanged to the last bit, and masked
+    ones become zero even if infinite. On a CPU this is several times faster than ``torch.where``.
     """
     whole = _WHOLE[gradient.element_size()]
-    # As signed bytes an open gate is -1, which widens to a pattern of ones only.
+    # As a signed byte 255 is -1, which widens to a pattern of ones only.
     opened = _bytes(bits, layout, set_byte=255).view(torch.int8).to(whole)
     opened.bitwise_and_(layout.flat(gradient).view(whole))
     return layout.view(opened.view(gradient.dtype))

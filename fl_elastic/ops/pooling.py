@@ -39,7 +39,7 @@ class _MaxPool(Function):
         y, index = functional.max_pool2d(x, kernel, stride, padding, return_indices=True)
         ctx.window = kernel, stride, padding
         ctx.input_like = x.shape, _memory_format(x)
-        # The index is row * width + column of the input; a tap is the same within its own window.
+        # An index is row * width + column in the input; a tap is the position within its own window.
         width = x.shape[3]
         place = index.int()
         del index
@@ -61,7 +61,7 @@ class _MaxPool(Function):
         place += taps
         place += top * shape[3] + left
         place = place.long()
-        # Only shape and memory format of the input are used; memory that is never touched costs nothing.
+        # Only the shape and memory format of the input are used; memory that is never written takes no pages.
         stand_in = torch.empty(
             shape, dtype=gradient.dtype, device=gradient.device, memory_format=memory_format
         )
@@ -73,7 +73,7 @@ class _MaxPool(Function):
 
 
 def _quotient(numbers: Tensor, divisor: int) -> Tensor:
-    """Return integers below `MOST_PIXELS` divided and rounded down; via floats, ten times faster than integers."""
+    """Return integers below `MOST_PIXELS` divided and rounded down; floats make this ten times faster."""
     return numbers.float().add_(0.5).mul_(1 / divisor).int()
 
 

@@ -24,7 +24,7 @@ from fl_elastic.registry import first_line
 
 _TOLERANCE = 1e-3
 
-# Values of stand-ins for missing tensors: they must not affect the result, even if large, as in a comparison.
+# Values of stand-ins for missing tensors, which must not affect the result; large ones reveal comparisons.
 _STAND_INS = (0.0, 1e4, -1e4)
 
 
@@ -32,9 +32,8 @@ class SplitModel:
     """A model that is run in two parts, before and after a cut.
 
     Inside the block, `features` runs the frozen prefix as inference (no gradient, eval mode, channels last,
-    BatchNorm folded into convolutions) and stops at the cut; `outputs` runs the rest on given features; the
-    model's own forward works as usual. The model's code is not needed: modules before the cut are replaced by
-    stand-ins.
+    BatchNorm folded into convolutions) and stops at the cut; `outputs` runs the rest on given features; the model's
+    own forward works as usual. Modules before the cut are replaced by stand-ins; the model's code is not changed.
 
     Parameters
     ----------
@@ -64,7 +63,7 @@ class SplitModel:
 
     @property
     def prefix_modules(self) -> list[nn.Module]:
-        """The outermost modules that lie entirely before the cut."""
+        """The outermost modules that run entirely before the cut."""
         last = () if self.cut.at_input else (self.cut.module,)
         names = (*(name for name, _ in self.cut.skipped), *last)
         return [self.model.get_submodule(name) for name in names]
@@ -141,9 +140,9 @@ class SplitModel:
 
     @contextmanager
     def given(self, features: Tensor) -> Iterator[None]:
-        """Make the model run from the cut on inside the block, whatever inputs it is called with.
+        """Make the model run only from the cut on inside the block; its inputs have no effect.
 
-        Before the cut only code outside of modules uses the inputs; its results are replaced by ``features``.
+        Code outside of modules still runs on the inputs before the cut; its results are replaced by ``features``.
         """
         self._part, self._features, self._reached = "suffix", features, False
         try:
@@ -160,13 +159,13 @@ class SplitModel:
             return call_model(self.model, inputs)
 
     def check(self, inputs: Any) -> None:
-        """Raise ModelError unless both parts together give what the whole model gives, in eval mode.
+        """Raise ModelError unless in eval mode both parts together have the outputs of the whole model.
 
-        A hook below the cut is refused: it would not see every batch, and a loss may use what it keeps.
+        A hook below the cut is refused: it would not run on every batch, and a loss may use what the hook stores.
         """
         below = {id(each) for module in self.prefix_modules for each in module.modules()}
         for name, module in self.model.named_modules():
-            # What leaves the cut's module are the features.
+            # The output of the cut's module is the features, so its hook runs on every batch.
             last = name == self.cut.module and not self.cut.at_input
             if id(module) in below and is_observed(module, inputs_only=last):
                 raise ModelError(
@@ -178,7 +177,7 @@ class SplitModel:
                 self.model.eval()
                 before = Attributes.of(self.model)
                 whole = call_model(self.model, inputs)
-                # Whatever the model creates at its first pass exists from here on.
+                # Objects that the model creates in its first pass exist from here on.
                 held = Attributes.of(self.model)
                 features = self.features(inputs)
                 if changed := held.changed():
@@ -220,9 +219,9 @@ class SplitModel:
     def check_constant(self, inputs: Any) -> tuple[int, ...]:
         """Return the shape of an example's features; raise ModelError unless they depend on that example alone.
 
-        The check runs in the modes of training: a dropout that is no module, or that follows the mode of a module
-        extending past the cut, is still active there. A model may read a mask of ones and zeros, as attention
-        models do that skip a mask of ones; its features are then also compared next to masked and unmasked
+        The check runs with modules in their training modes, because a functional dropout, or one that follows the
+        mode of a module extending past the cut, is still active there. A model may read the values of a mask, as
+        attention models do that skip a mask of ones; its features are then also compared beside masked and unmasked
         examples.
         """
         place = f"the part below {self.cut.module!r}"
@@ -250,7 +249,7 @@ class SplitModel:
         return tuple(whole.shape[1:])
 
     def _watched(self, inputs: Any, which: Callable[[Tensor], bool]) -> tuple[Tensor, bool]:
-        """Return the features, and whether the values of selected inputs were read in between."""
+        """Return the features, and whether computing them read values of the selected inputs in Python."""
         with watched() as seen:
             given = map_tensors(
                 lambda tensor: tensor.as_subclass(Watched) if which(tensor) else tensor, inputs
@@ -258,18 +257,18 @@ class SplitModel:
             return self.features(given).as_subclass(Tensor), seen.read
 
     def _alike_beside_others(self, inputs: Any) -> bool:
-        """Return whether features are the same alone and next to examples whose masks end early or not at all."""
+        """Return whether features are the same alone and beside examples whose masks end early or not at all."""
         open_ended = map_rows(lambda t: torch.ones_like(t) if _is_mask(t) else t, inputs)
         kinds = [inputs, open_ended, map_rows(lambda t: _ending(t) if _is_mask(t) else t, inputs)]
         try:
             apart = torch.cat([self.features(kind) for kind in kinds])
             return _alike(apart, self.features(join_examples(kinds)))
         except (RuntimeError, ValueError, IndexError):
-            # For example, the model cuts a batch to its longest example.
+            # An error, for example because the model cuts a batch to its longest example.
             return False
 
     def _shadow(self, module: nn.Module, make: Callable[[Any], Callable[..., Any]]) -> None:
-        """Set an instance attribute that overrides the class's forward, or one that was set before."""
+        """Override a module's ``forward`` by an instance attribute."""
         self._before.append((module, module.__dict__.get("forward")))
         module.__dict__["forward"] = make(module.forward)
 
@@ -282,7 +281,7 @@ class SplitModel:
                 if self._solid:
                     stand_in = self._features.new_full((batch, *shape[1:]), self._value)
                 else:
-                    # Of the right shape for code between modules, but without memory or time.
+                    # It has the right shape for code between modules, but takes no memory or time.
                     stand_in = self._features.new_full((), self._value).expand(batch, *shape[1:])
                 return stand_in.as_subclass(Watched) if is_watching() else stand_in
 

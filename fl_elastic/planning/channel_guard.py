@@ -52,7 +52,7 @@ class ChannelGuard:
     model : nn.Module
         The model at the weights to keep.
     copies : mapping of str to array
-        Copies of present weights that the caller already holds, by name: they are not copied again.
+        Copies of the present weights that the caller already holds, by name; these weights are not copied again.
     """
 
     def __init__(

@@ -60,8 +60,8 @@ def _layers(graph: BackwardGraph) -> list[int]:
 def channel_modes(profile: CostProfile, axis: Axis) -> dict[int, tuple[Mode, ...]]:
     """Return the modes in which each of the `trainable_layers` can be trained, most expensive first.
 
-    Shares of channels are offered if a layer `has_operations` for them and the share leaves a channel out. A
-    grouped layer offers output channels only, unless it is depthwise.
+    A share of channels is offered if the layer `has_operations` for it and the share leaves out at least one
+    channel. A grouped layer offers output channels only, unless it is depthwise.
     """
     layers = known_layers(profile)
     return {

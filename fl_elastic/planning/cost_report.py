@@ -1,4 +1,4 @@
-"""All costs of a plan, by definitions that are the same for every policy."""
+"""All costs of a plan, defined in the same way for every policy."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class CostReport:
     step_fraction : float
         Share of the requested steps that fits the time budget.
     activation_bytes : float
-        Bytes kept between forward and backward pass, as the plan runs (A).
+        Bytes kept between forward and backward pass by the operations that the plan runs (A).
     least_activation_bytes : float
         Bytes that the plan's modes need with the most economical operations and the same recomputed blocks (A_min).
     backward_bytes : float
         Activations, gradients and optimiser state, as if all existed at the same time (M_b).
     peak_bytes : float
         The bytes that a memory budget limits (`StepMemory.total`), plus all weights and the forward working set
-        (M_p); without the feature cache.
+        (M_p); the feature cache is not included.
     backward_macs : float
         Multiply-adds of the backward pass, including recomputed blocks; one multiply-add counts as 1.
     uplink_bytes : float
@@ -96,14 +96,14 @@ def cost_report(request: PlanRequest, plan: Plan) -> CostReport:
 
 
 def forward_working_bytes(graph: BackwardGraph, input_shape: Iterable[int] = ()) -> float:
-    """Return the largest input plus output of one operation in fp32: the peak of a forward pass without storing.
+    """Return the largest sum of input and output of one operation in fp32: the peak of a pass that stores nothing.
 
     Parameters
     ----------
     graph : BackwardGraph
         Operations of unknown shape count as zero.
     input_shape : iterable of int
-        Shape of the model's input, batch first: the input of operations that read no other operation.
+        Shape of the model's input, batch first, which operations without an earlier operation read.
     """
     sizes = [_FLOAT * math.prod(node.shape) if node.shape else 0 for node in graph.nodes]
     entering = tuple(input_shape)

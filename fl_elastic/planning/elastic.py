@@ -20,20 +20,21 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask, Seconds
 
-# Most knapsacks that are solved again with the slack of the previous one, and the share of the time below which
-# slack is not worth another knapsack.
+# Most knapsacks solved for one allowed time, each with the slack that the previous one left; and the share of this
+# time below which slack is not worth another knapsack.
 _RECOSTINGS, _SLACK = 4, 0.01
-# Numbers of steps that are tried if fewer, costlier steps may pay; how near a first guess must come to the best
-# plan's worth; and how many of those are filled up.
+# If fewer, costlier steps may pay: most step times that are tried; the share of the best plan's expected decrease
+# that a first guess must be able to reach; and how many of the best guesses are filled up.
 _ALLOWANCES, _NEAR, _FILLED = 6, 0.9, 2
 # Resolution of the knapsack, and of knapsacks that are only solved to find a price.
 _FINE, _COARSE = 4096, 512
 # Up to this many groups every choice is tried; more are possible if the memory need not be computed for each.
 _FEW, _MORE_WITHOUT_MEMORY = 8, 4
-# Largest models, in groups, in which one group is exchanged, and in which two are: in larger ones this takes too
+# Most groups of a model in which single groups are exchanged, and in which pairs are: with more, this takes too
 # long.
 _MOST_EXCHANGED, _MOST_IN_PAIRS = 40, 20
-# Most exchanges; for each of them the most candidates that are tried, how many at once, and how many are filled up.
+# Most exchanges. For each: most candidates tried, number of candidates tried at once, and most candidates filled
+# up.
 _EXCHANGES, _MOST_TRIED, _AT_ONCE, _MOST_FILLED = 20, 1024, 256, 24
 # Number of profiles whose bytes are cached: enough for the plans of one fit.
 _PROFILES = 8
@@ -43,17 +44,17 @@ _PROFILES = 8
 class ElasticPolicy(Policy):
     """Train the head and the most important of the other groups that the budget pays for.
 
-    The prefix knapsack charges parallel branches as one chain. Its answer is re-costed on the real graph, the
-    knapsack is solved again with the time that this leaves over, and the remaining slack is filled group by group.
-    On a chain, with only a time limit or only an uplink limit, the result is optimal up to the solver's rounding.
-    With branches it need not be: in models of up to 40 groups, groups are exchanged for more important ones that
-    fit. A memory budget limits the depth; memory and uplink put a price on each group's bytes. Under a memory
-    budget the most important groups, and those of most importance per byte of their own memory, are tried as well.
-    If everything fits, everything is trained.
+    The prefix knapsack charges parallel branches as one chain. So its answer is re-costed on the real graph, the
+    knapsack is solved again with the time that is left, and the remaining time is filled group by group. On a
+    chain, with only a time limit or only an uplink limit, the result is optimal up to the solver's rounding. With
+    branches it need not be: in models of up to 40 groups, groups are exchanged for more important ones that fit.
+    Under a memory or uplink budget, each group's bytes get a price. Under a memory budget the most important groups
+    that fit, and those of most importance per byte of their own memory, are tried as well. If everything fits,
+    everything is trained.
 
-    If fewer steps may be taken (under a deadline, or with a speed-up below the floor), the plan maximises its
-    importance times the gain of the steps that fit. Near the floor most of a step is spent on the forward pass
-    whatever is trained, and fewer, deeper steps decrease the loss more per second.
+    If fewer steps may be taken (under a deadline, or if even the cheapest step is too long for the speed-up), the
+    plan maximises importance times the gain of the steps that fit. Near the floor most of a step is spent on the
+    forward pass whatever is trained, and fewer, deeper steps decrease the loss more per second.
 
     In a model of up to 12 groups, 8 under a memory budget, every choice is tried.
     """
@@ -83,13 +84,13 @@ class ElasticPolicy(Policy):
         return request.plan_of_mask("elastic", best)
 
     def _with_fewer_steps(self, request: PlanRequest, search: _Search, best: Mask) -> Mask:
-        """Return the best mask, if taking fewer steps may pay for costlier ones."""
+        """Return the mask of largest expected decrease among ``best`` and masks with fewer, costlier steps."""
         value = request.expected_decrease(best)
         shorter = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
         found: list[tuple[float, int, PlanRequest, Mask]] = []
         for costlier in costlier_steps(request):
-            # Masks that fit the previous allowance were tried then. Steps of any other mask are longer, so its gain
-            # is at most this.
+            # Masks that fit the previous allowed time have been tried. The steps of any other mask are longer, so
+            # its gain is at most this one.
             gain = request.gain(request.allowed_step_seconds / shorter)
             shorter = costlier.allowed_step_seconds
             at_least = _NEAR * value / max(gain, 1e-12)
@@ -107,8 +108,8 @@ class ElasticPolicy(Policy):
 class _Search:
     """Solves the knapsack under limits on bytes as well, by putting a price on each byte.
 
-    Price and slack for one allowed step time are the first guess for the next one, so that few knapsacks have to be
-    solved.
+    The price and the slack found for one allowed step time are the first guess for the next one, so that few
+    knapsacks have to be solved.
     """
 
     request: PlanRequest
@@ -117,7 +118,7 @@ class _Search:
 
     @cached_property
     def worth(self) -> Scores:
-        """Importance, but zero for groups that may not be trained, or that do not fit the bytes beside the head."""
+        """Importance; zero for groups that may not be trained, or whose bytes do not fit beside the head's."""
         request = self.request
         worth = request.importance.copy()
         if request.reachable is not None:
@@ -143,8 +144,8 @@ class _Search:
         if request.fits_bytes(best):
             return best
         sizes = request.profile.sent_bytes
-        # The choice between groups only changes where the price crosses the worth per byte of one of them.
-        # Not by numpy's unique, which loads a megabyte of masked arrays.
+        # The choice between groups only changes where the price crosses the worth per byte of one of them. A set,
+        # because numpy's unique loads a megabyte of masked arrays.
         prices = np.array(sorted({*(self.worth / sizes)[self.worth > 0].tolist()}))
         best, value = request.head_mask(), -np.inf
         low, high = 0, len(prices)
@@ -168,7 +169,7 @@ class _Search:
         return max(masks, key=lambda mask: float(self.worth[mask].sum()))
 
     def _by_uplink(self, request: PlanRequest) -> list[Mask]:
-        """Return the mask of most worth within the uplink if it fits time and memory as well, else nothing."""
+        """Return the mask of most worth within the uplink in a list, empty if time or memory is exceeded."""
         sizes, uplink = request.profile.sent_bytes, request.budget.uplink
         assert uplink is not None
         found = prefix_knapsack(
@@ -178,7 +179,7 @@ class _Search:
         return [found.mask] if request.fits(found.mask) else []
 
     def _in_time(self, request: PlanRequest, worth: Scores, resolution: int) -> Mask:
-        """Solve, re-cost on the real graph, and solve again with the slack that parallel branches leave."""
+        """Solve the knapsack, re-cost it on the real graph, and solve again with the slack of parallel branches."""
         profile = request.profile
         constant = float(profile.forward_seconds[0]) + profile.fixed_seconds
         whole = float(profile.update_seconds.sum() + profile.path_seconds.sum())
@@ -204,7 +205,7 @@ class _Search:
 
 
 def _best_of_all(request: PlanRequest) -> Mask:
-    """Return the best of all masks that train the head; of equal ones the cheapest."""
+    """Return the best of all masks that train the head; the cheapest of equally good ones."""
     head, count = request.head_mask(), len(request.profile)
     masks: Mask = (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(bool)
     masks = masks[(masks | ~head).all(axis=1)]
@@ -235,7 +236,7 @@ def _bytes_beside_head(profile: CostProfile, lean: bool) -> Seconds:
 
 
 def costlier_steps(request: PlanRequest) -> list[PlanRequest]:
-    """Return requests with longer allowed steps, up to a full one, such that a whole number of steps fits."""
+    """Return requests with longer allowed step times, up to a full step, such that a whole number of steps fits."""
     lowest = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
     total = request.allowed_step_seconds * request.steps
     longest = request.profile.full_step_seconds
@@ -250,7 +251,7 @@ def costlier_steps(request: PlanRequest) -> list[PlanRequest]:
 
 
 def _best_suffix(request: PlanRequest) -> Mask:
-    """Return the suffix, groups next to the loss, of most worth among those that fit."""
+    """Return the suffix (the first groups, next to the loss) of most worth among those that fit."""
     order = np.arange(len(request.profile))
     counts = range(_most_that_fit(request, order) + 1)
     suffixes = [_beside_head(request, order[:count]) for count in counts]
@@ -258,9 +259,9 @@ def _best_suffix(request: PlanRequest) -> Mask:
 
 
 def _by_worth_and_memory(request: PlanRequest, worth: Scores) -> list[Mask]:
-    """Return two masks that fit: the groups of most worth, and those of most worth by the memory each takes alone.
+    """Return two masks that fit: the groups of most worth, and those of most worth per byte that each takes alone.
 
-    The search prices only the bytes of weights, to which the activations that a step keeps are not proportional.
+    The search puts a price on the bytes of weights alone, but activations are not proportional to them.
     """
     worth, found = np.where(request.head_mask(), 0.0, worth.clip(min=0)), []
     for density in (worth, worth / _bytes_beside_head(request.profile, request.lean)):
@@ -288,8 +289,8 @@ def _fill(request: PlanRequest, mask: Mask, closed: Sequence[int] = ()) -> Mask:
     mask, profile = mask.copy(), request.profile
     allowed = request.allowed_step_seconds * (1 + 1e-9)
     depth = int(np.flatnonzero(mask)[-1])
-    # A lower bound: the group's own gradient, and the path to it from the deepest group, which branches may
-    # shorten.
+    # Approximate extra time: the group's own gradient, and the path to it from the deepest trained group, which is
+    # shorter where branches are parallel.
     reach = np.cumsum(profile.path_seconds)
     extra = profile.update_seconds + np.maximum(reach - reach[depth], 0.0)
     density = np.where(mask, 0.0, request.importance.clip(min=0) / np.maximum(extra, 1e-12))
@@ -312,10 +313,10 @@ def _fill(request: PlanRequest, mask: Mask, closed: Sequence[int] = ()) -> Mask:
 
 
 def _exchanged(request: PlanRequest, mask: Mask) -> Mask:
-    """Exchange one group or two for one of more worth while that fits on the real graph, and fill the rest.
+    """Exchange one group or two for one of more worth as long as that fits on the real graph, and fill the rest.
 
-    The knapsack takes the graph for a chain, in which branches cost more than they do, so its best selection need
-    not be the best on the real graph.
+    The knapsack treats the graph as a chain, in which branches cost more than in reality, so its best selection
+    need not be the best on the real graph.
     """
     if len(mask) > _MOST_EXCHANGED:
         return mask

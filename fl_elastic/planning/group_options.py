@@ -47,9 +47,9 @@ def group_options(
 ) -> GroupOptions:
     """Return the choices of the multiple-choice solver.
 
-    A mode is offered if its cost and fidelity are known and an operation runs it. Its worth is the group's
-    importance times the squared cosine between its gradient and the exact one, which is the share of the samples'
-    information that is left.
+    A mode is offered if its cost and fidelity are known and an operation can run it. Its worth is the group's
+    importance times the squared cosine between the mode's gradient and the exact one: the share of the gradient
+    that the mode keeps.
 
     Parameters
     ----------

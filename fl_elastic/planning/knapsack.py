@@ -1,10 +1,10 @@
 """The exact prefix knapsack: the best tensor groups under a time budget.
 
-Training group k costs its own update, and once anything is trained the error gradient must travel from the
-loss to the deepest trained group d: ``cost = sum(update_cost[mask]) + sum(path_cost[:d + 1])``. For a fixed d
-this is a plain 0/1 knapsack over the groups 0..d, and the knapsacks of successive depths are nested, so one sweep
-from the loss towards the input answers all depths. The dynamic programme published with ElasticTrainer loses
-importance on 17 to 72 % of random instances, because it discards states whose path is already paid.
+Training group k costs its own update, and the error gradient must travel from the loss to the deepest trained group
+d: ``cost = sum(update_cost[mask]) + sum(path_cost[:d + 1])``. For a fixed d this is a plain 0/1 knapsack over the
+groups 0..d, and the knapsacks of successive depths are nested, so one sweep from the loss towards the input answers
+all depths. The dynamic programme published with ElasticTrainer loses importance on 17 to 72 % of random instances,
+because it discards states whose path is already paid.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def prefix_knapsack(
 ) -> Selection:
     """Return the groups of largest total importance whose cost fits the budget.
 
-    The answer is exact for real-valued costs as long as few states are undominated (always up to 14 groups). Beyond
-    that, costs are rounded up and the budget down to ``resolution`` levels, so the budget is never overrun, and
-    what rounding leaves over is filled again.
+    The answer is exact for real-valued costs as long as few states are undominated (always up to 14 groups).
+    Otherwise costs are rounded up and the budget down to ``resolution`` levels, so that the budget is never
+    exceeded, and the budget that rounding leaves over is then filled with further groups.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class LeanLayers(StepTransform):
     Attributes
     ----------
     everywhere : bool
-        Whether all other layers are also run by operations that keep only what their mode needs.
+        Whether all other layers, too, are run by operations that keep only what their mode needs.
     channels : mapping of str to tuple of int
         Trained channels of each group that is trained by channels; set by the trainer if the policy does not choose
         them itself.
@@ -100,7 +100,8 @@ class LeanLayers(StepTransform):
         pairs = zip(plan.layers, plan.modes, plan.groups, strict=bool(plan.layers))
         for layers, mode, group in pairs:
             if group.kind is GroupKind.NORM:
-                # A norm's gradients are by-products of the error gradient: a part of them costs as much as all.
+                # A norm's gradients are by-products of the error gradient: computing a part of them costs as much
+                # as all.
                 continue
             once = len(layers) == 1 and mode.needs_operations
             # A bias alone needs no stored input, however often its layer runs.

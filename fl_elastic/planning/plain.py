@@ -94,7 +94,7 @@ class RandomPolicy(Policy):
 
 
 class GivenPolicy(Policy):
-    """Trains exactly the groups that the server named; if they do not fit the budget, in fewer steps.
+    """Train exactly the groups that the server named; if they do not fit the budget, in fewer steps.
 
     Importance is measured nevertheless, because the server chooses by it.
 

@@ -1,4 +1,4 @@
-"""What is trained, how, and at what predicted cost."""
+"""Plans: which groups are trained, in which mode, and at what predicted cost."""
 
 from __future__ import annotations
 

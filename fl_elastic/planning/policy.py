@@ -26,13 +26,15 @@ class Needs:
     Attributes
     ----------
     importance : bool or str
-        Whether it reads ``request.importance``; a text names the registered score that defines the policy.
+        Whether the policy reads ``request.importance``; a string names the registered score that defines the
+        policy.
     modes : tuple of Mode
-        Modes besides frozen, bias and full that it may choose; their costs are measured.
+        Modes besides frozen, bias and full that the policy may choose; their costs are measured.
     channel_score : str, optional
         Registered channel score that defines the policy; by default the trainer's is used.
     fidelity : bool
-        Whether it reads ``request.fidelity``, for which a probe takes a step that keeps the input of each layer.
+        Whether the policy reads ``request.fidelity``, for which a probe takes a step that keeps the input of each
+        layer.
     """
 
     importance: bool | str = False
@@ -57,14 +59,14 @@ class Policy(ABC):
     needs : Needs
         What must be measured before it plans.
     needs_coverage : bool
-        Whether it leaves groups out only for the sake of the budget, so that some fits have to train everything.
-        False for a policy that is defined by what it trains, such as the head.
+        Whether it leaves groups out only because of the budget, so that some fits must train everything for
+        coverage. False for a policy that is defined by the groups that it trains, such as the head.
     reduces_uplink : bool
         Whether the policy can train and send less to keep a budget. If not, memory and uplink budgets that are too
         small for its plans are refused.
     needs_eval_prefix : bool
-        Whether it makes lasting choices per example, so that layers below its plans must run in eval mode. Trainers
-        then run the prefix separately, even if their options do not ask for it.
+        Whether it makes choices per example that last, so that layers below its plans must run in eval mode.
+        Trainers then run the prefix separately, even if their options do not ask for it.
     basis : str or None
         `FitReport.based_on` for plans that neither the policy nor the trainer chooses; None if one of them does.
     """
@@ -91,7 +93,7 @@ class Policy(ABC):
         """Return what to train under ``request.budget``."""
 
     def refuse_misfit(self, profile: CostProfile) -> None:  # noqa: B027
-        """Raise PlanError if this policy would have nothing to choose on this model; by default never.
+        """Raise PlanError if the model has nothing that this policy can choose; by default never.
 
         Called once before a fit, so that a policy does not silently train only the head.
         """

@@ -1,4 +1,4 @@
-"""Recomputation: which blocks run a second time instead of storing what they need, and how they run."""
+"""Recomputation: which blocks run a second time instead of storing their activations, and how they run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fl_elastic.profiling.memory import step_memory
 
 # Largest share of all kept bytes that one recomputed block may keep.
 _LARGEST_SHARE = 0.25
-# Most blocks of which every subset is considered, and subsets that are tried with a plan.
+# Most blocks of which every subset is considered, and most subsets whose exact memory is computed.
 _MOST_BLOCKS, _MOST_TRIED = 14, 48
 
 
@@ -79,7 +79,8 @@ def cheapest_recomputation(
     options = _subsets(
         worth, _every_subset(min(len(worth.blocks), _MOST_BLOCKS), len(worth.blocks))
     )
-    # A subset's bytes are estimated by the sum of what is kept. The real peak may be lower by up to `base_beyond`.
+    # A subset's bytes are estimated as the sum of the kept bytes. The real peak may be lower by up to
+    # `base_beyond`.
     likely = np.flatnonzero(options.bytes <= limit + worth.base_beyond)
     quickest = likely[np.argsort(options.seconds[likely], kind="stable")]
     # If there are many, sample them evenly: the fastest ones are the least likely to fit.
@@ -96,8 +97,8 @@ def cheapest_recomputation(
 def least_memory(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> float:
     """Return the fewest bytes that a step with these modes can take.
 
-    Recomputed blocks run again one after the other, so only what the largest of them keeps adds to the peak. For
-    each possible largest block, a step takes least if it recomputes all smaller ones as well.
+    Recomputed blocks run again one after the other, so only the largest of them adds to the peak. For each possible
+    largest block, memory is least if all smaller blocks are recomputed as well.
     """
     worth = _savings(profile, modes, lean=lean)
     rows = _subsets(worth, _all_up_to_each_size(worth))
@@ -111,9 +112,9 @@ def least_memory(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> 
 class _Savings:
     """The blocks that save bytes when recomputed, those that save most first.
 
-    ``base`` are the bytes that a step keeps without recomputation; its peak lies ``base_beyond`` bytes below them.
-    ``saved`` are the bytes that each block saves, ``inner`` those that it keeps while it runs again, and
-    ``seconds`` is the time that this takes.
+    ``base`` is the number of bytes that a step keeps without recomputation; its peak is ``base_beyond`` bytes
+    lower. ``saved`` holds the bytes that each block saves, ``inner`` the bytes that it keeps while it runs again,
+    and ``seconds`` the time of this run.
     """
 
     base: float
@@ -182,7 +183,7 @@ _Buffers = list[tuple[dict[str, Any], str, Tensor]]
 
 @dataclass(frozen=True)
 class Recomputation(StepTransform):
-    """Recompute blocks in the backward pass instead of keeping what they need.
+    """Recompute blocks in the backward pass instead of keeping their activations.
 
     Attributes
     ----------
@@ -222,7 +223,7 @@ class Recomputation(StepTransform):
 
 @contextmanager
 def _recomputed(module: nn.Module) -> Iterator[None]:
-    """Store only a module's input inside the context; its random draws and statistics are as if it ran once."""
+    """Store only a module's input inside the context; random numbers and statistics are as if it ran once."""
     plain = module.forward
     before = module.__dict__.get("forward")
 

@@ -143,10 +143,10 @@ class PlanRequest:
 
     @property
     def may_trade_steps(self) -> bool:
-        """Whether taking fewer steps may pay for costlier ones.
+        """Whether a plan may take fewer, costlier steps.
 
-        A deadline limits the round, so steps and groups are one choice. A speed-up limits each step; only if not
-        even the head fits are fewer steps allowed.
+        A deadline limits the round, so the number of steps and the groups are chosen together. A speed-up limits
+        each step; fewer steps are allowed only if not even the head fits.
         """
         floor = self.profile.floor_step_seconds
         return self.budget.speedup is None or self.allowed_step_seconds < floor
@@ -178,7 +178,7 @@ class PlanRequest:
         return masks @ self.importance * self._gains(share)
 
     def gain_of(self, modes: Sequence[Mode], step_seconds: float) -> float:
-        """Return the gain of the whole steps of a plan with these modes, given the bytes that it really sends."""
+        """Return the gain of the whole steps of a plan with these modes, less the time to send their bytes."""
         trained = np.array([not mode.is_frozen for mode in modes])
         left = self.allowed_step_seconds - self.sending_seconds_per_byte * self.uplink_bytes(modes)
         return self.gain(left / (step_seconds - self._sending_seconds(trained)))
@@ -233,9 +233,9 @@ class PlanRequest:
 
     @property
     def lean(self) -> bool:
-        """Whether all layers are run by `fl_elastic.ops`, which keep less: they are if memory is limited.
+        """Whether all layers are run by `fl_elastic.ops`, which keep less; true if memory is limited.
 
-        These operations have no second derivative, so a model that needs one is run by torch's own.
+        These operations have no second derivative, so a model that needs one runs with torch's operations.
         """
         return self.budget.memory is not None and not self.profile.graph.is_of_second_order
 
@@ -311,12 +311,12 @@ class PlanRequest:
         return tuple(found)
 
     def refusal(self, what: str, memory: float, sent: float) -> BudgetError:
-        """Return the error for a step that exceeds memory or uplink, with each limit and what would suffice.
+        """Return the error for a step that exceeds memory or uplink, with each exceeded limit and a sufficient one.
 
         Parameters
         ----------
         what : str
-            What does not fit, including the colon.
+            Beginning of the message: what does not fit, including the colon.
         memory, sent : float
             Bytes that the step takes, and bytes of its update.
         """

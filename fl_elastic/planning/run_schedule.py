@@ -1,4 +1,4 @@
-"""Cost of a run of many rounds with kept features, for each place of the fleet's cut."""
+"""Cost of a run of many rounds with kept features, for each place where the fleet's cut may lie."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class RunAtCut:
     feature_bytes : float
         Bytes of the kept features.
     first_pass_seconds : float
-        Time to compute the kept features once, and again whenever the cut returns to this place or somebody trained
-        below it.
+        Time to compute the kept features: once, and again whenever the cut returns to this place or a client has
+        trained below it.
     step_seconds : float
-        Time of a later step: look-up, features that could not be kept, and everything above the cut.
+        Time of a later step: look-up, computing the features that could not be kept, and training above the cut.
     seconds : float
         Time of the whole run.
     pays_after : int or None

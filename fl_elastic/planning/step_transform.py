@@ -1,4 +1,4 @@
-"""The interface of step transforms: what a plan changes about its steps, besides which groups they train."""
+"""The interface of step transforms: changes of a plan's steps other than which groups they train."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class StepGuard(Protocol):
     """Keeps what a plan does not train unchanged through the steps of an optimiser."""
 
     def remember(self) -> None:
-        """Note, before a step, what it must not change."""
+        """Remember, before a step, the values that it must not change."""
 
     def put_back(self) -> None:
-        """Undo what a step has changed although the plan does not train it."""
+        """Undo the changes of a step to values that the plan does not train."""
 
     def finalize(self) -> None:
         """Put the optimiser into the state that it must have after the last step."""
@@ -79,7 +79,7 @@ class StepOpener(Protocol):
     Attributes
     ----------
     held : mapping of str to sequence of array
-        For each tensor trained in part one mask per axis: the indices that some step trained.
+        For each tensor that is trained in part, one mask per axis of the indices that any step has trained.
     """
 
     held: Mapping[str, Sequence[NDArray[np.bool_]]]
@@ -90,7 +90,7 @@ class StepOpener(Protocol):
         """Prepare the step on a batch, for the duration of the context."""
 
     def close(self, steps: int) -> None:
-        """Make the whole model usable after a fit of ``steps`` steps, see `StepTransform.closing_passes`."""
+        """Make the whole model usable after a fit of ``steps`` steps; see `StepTransform.closing_passes`."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class StepTransform:
     Attributes
     ----------
     stage : int
-        Order of application: 0 replaces layers, 1 changes what passes between modules, 2 wraps modules as they then
-        are.
+        Order of application: 0 replaces layers, 1 changes the tensors between modules, 2 wraps the modules that
+        result.
     runs_part : bool
         Whether steps run only a part of the model, or of its inputs. The times of such steps are not used to
         correct costs, and a fit under a limit on sending keeps its first plan of this kind.

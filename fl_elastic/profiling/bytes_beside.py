@@ -33,11 +33,11 @@ def with_bytes_beside(
     batches: Sequence[Batch],
     scale: float,
 ) -> CostProfile:
-    """Return the profile with each node's temporary bytes beyond those that are already counted for it.
+    """Return the profile with each node's temporary bytes beyond those that its shapes imply.
 
-    An operation may compute through larger tensors than it reads, keeps and returns, as a bilinear layer does. Each
-    gradient is freed once it is computed. A convolution is left out: which copies it makes depends on how many
-    examples there are, see `fl_elastic.profiling.reordered_copies`.
+    An operation may use larger temporary tensors than it reads, keeps and returns, as a bilinear layer does. In the
+    recorded steps each gradient is freed once it is computed. Convolutions are left out, because their copies
+    depend on the number of examples; see `fl_elastic.profiling.reordered_copies`.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def with_bytes_beside(
         How many times larger the whole batch is than the first entry of ``batches``.
     """
     assert profile.saved is not None
-    # An accelerator's allocations are not recorded, and a backward pass in the forward pass has nodes of its own.
+    # Allocations on an accelerator are not recorded, and a backward pass inside the forward pass has other nodes.
     if model_device(model).type != "cpu" or profile.graph.is_of_second_order:
         batches = ()
     recorded = [_most_at_nodes(edges, model, loss_fn, batch) for batch in batches]
@@ -67,7 +67,7 @@ def with_bytes_beside(
 
 
 def optimizer_moment(made: torch.optim.Optimizer, device: torch.device) -> float:
-    """Return the temporary bytes per number of an optimiser's step, besides its state; 4 if not known."""
+    """Return the temporary bytes of an optimiser's step per scalar weight, besides its state; 4 if not known."""
     weight = nn.Parameter(torch.zeros(_NUMBERS, device=device))
     try:
         with preserved_rng():
@@ -97,7 +97,7 @@ def _most_at_nodes(edges: TracedEdges, model: nn.Module, loss_fn: LossFn, batch:
         if name.startswith(_ENGINE):
             backward = 1
         elif backward:
-            # Nodes of parts that run again have other numbers.
+            # A node of a recomputed part has another number: count its bytes for the node before it.
             place = place_of.get(number, place)
         elif number >= 0:
             place = place_of[numbers[max(bisect_right(numbers, number) - 1, 0)]]

@@ -1,4 +1,4 @@
-"""Time a few real steps, and fit the profile to them."""
+"""Time a few real steps, and scale a profile so that it predicts them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def time_steps(
 
 
 def _calibration_masks(raw: CostProfile) -> list[Mask]:
-    """Return masks of groups: the head, those down to one and two thirds of the backward time, and all."""
+    """Return masks: the head; the groups down to one third and to two thirds of the backward time; all groups."""
     reach = np.cumsum(raw.path_seconds + raw.update_seconds)
     masks = []
     for share in (0.0, 1 / 3, 2 / 3, 1.0):
@@ -130,8 +130,8 @@ def _state_bytes_per_weight(
 def calibrate(raw: CostProfile, steps: StepTimes) -> CostProfile:
     """Scale the node times so that their sums fit the measured steps.
 
-    Hooks see each node alone; the scale and the constant account for what hooks miss (the engine's own work, cache
-    effects). The forward pass is interpolated over the backward path to each group's depth.
+    Hooks time each node alone; the scale and a constant account for the time that they miss (the engine's own work,
+    cache effects). The forward time at each depth is interpolated by the path cost down to this depth.
     """
     predicted = np.array([raw.step_seconds(mask) for mask in steps.masks])
     scale, fixed = nonnegative_fit(
@@ -174,8 +174,8 @@ def _per_group_optimizer_seconds(raw: CostProfile, steps: StepTimes) -> Seconds:
 def nonnegative_fit(features: Seconds, targets: Seconds) -> Seconds:
     """Return the non-negative coefficients with the least relative squared error.
 
-    Every subset of the (few) features is tried, which is exact: the best non-negative solution is the unconstrained
-    one over its support.
+    The result is exact: every subset of the (few) features is tried, and the best non-negative solution is the
+    unconstrained one on its own support.
 
     Examples
     --------

@@ -29,10 +29,10 @@ def clock_for(device: torch.device | str, kind: str = "auto") -> Clock:
     device : torch.device or str
         Where the model trains; on an accelerator the clock waits for queued kernels.
     kind : {"auto", "wall", "cpu"}
-        ``wall`` is elapsed time, with the threads that training uses. ``cpu`` is the time that this thread spent
-        computing: the only reliable clock if many clients share a host, and only valid with one torch thread (the
-        backward pass then runs in the calling thread). ``auto`` chooses ``cpu`` with one torch thread, else
-        ``wall``.
+        ``wall`` is elapsed time, with the threads that training uses. ``cpu`` is the CPU time of the calling
+        thread: the only reliable clock if many clients share a host. It is only valid with one torch thread,
+        because the backward pass then runs in the calling thread. ``auto`` chooses ``cpu`` with one torch thread,
+        else ``wall``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A first cost profile, estimated in the time of at most a few steps and corrected while training."""
+"""Estimate a first cost profile in the time of at most a few steps; training corrects it."""
 
 from __future__ import annotations
 
@@ -39,26 +39,27 @@ from fl_elastic.profiling.profile import (
 )
 from fl_elastic.profiling.saved_tensors import saved_by_step, saved_bytes_by_node
 
-# Share of a layer's own gradient in its backward pass, if it also passes the error gradient on. The products for
-# weights and inputs have equally many operations; a norm's own sums are the smaller part.
+# Share of the own gradient in a layer's backward time, if it also passes the error gradient on. The gradients of
+# weights and inputs take equally many operations; a norm's own sums are the smaller part.
 _OWN_SHARE = {"conv": 0.5, "linear": 0.5, "norm": 0.3, "embedding": 1.0, "other": 0.5}
-# On a CPU the allocator returns gradients larger than this to the system, so each page is new in every step, which
-# takes about five times as long as reading as many numbers. The products of one row take a twentieth of reading.
+# On a CPU the allocator returns gradients larger than this to the system, so that every step writes to new pages.
+# This takes about five times as long as reading as many numbers, and the products of one row a twentieth.
 _KEPT_NUMBERS, _WRITING, _ROW = 1 << 23, 5.0, 0.05
-# Size of the weight on which the optimiser is timed: with gradient and state, a large weight must not fit into the
-# processor's cache. Half as many numbers partly fit into a server's cache, and a step seems a fifth cheaper.
+# Size of the weight on which the optimiser is timed: the least, the most, and the most under a memory limit. With
+# gradient and state, a large weight must not fit into the processor's cache: half as many numbers partly fit into a
+# server's cache, and a step seems a fifth cheaper.
 _FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 23, 1 << 17
-# Bytes of a number of that weight with its gradient, its state, and what a step of Adam computes on the way.
+# Bytes per number of that weight, including its gradient, its state, and temporary tensors of a step of Adam.
 _BYTES_OF_NUMBER = 32.0
 _TENSOR_SECONDS = 5e-6
 # Bytes of Python's and torch's objects for one node of the graph.
 _NODE_BYTES = 3_000.0
 # Bytes that the record of a step takes for one node.
 _RECORD_BYTES = 15_000.0
-# Most bytes of a record that is made under any budget, and of one that is made if memory allows: recording many
-# small operations takes as long as ten steps.
+# Most bytes of a record that is made under any budget, and of one that is made if memory allows: recording more
+# operations takes as long as ten steps.
 _SMALL_RECORD, _LARGE_RECORD = 2e6, 16e6
-# Products that take as long as reading or writing one number.
+# Number of products that take as long as reading or writing one number.
 _PRODUCTS_PER_NUMBER = 16.0
 _TRIES = 2
 _MOST_FOR_TRACING = 0.25
@@ -80,10 +81,10 @@ def estimate_profile(
 ) -> CostProfile:
     """Return the costs of training every tensor group here, from one traced forward pass and one timed step.
 
-    A node's time is split into its own gradient and the error gradient by operation counts, for a very large linear
-    layer by bytes. The forward pass counts in full at every depth; the optimiser is costed by its state and this
-    device's memory. Weights, buffers, gradients and RNG are left unchanged. `profile_model` measures each of these
-    costs instead. On an accelerator two more steps are taken, one of which is timed as a whole.
+    A node's time is split between its own gradient and the error gradient by operation counts, or by bytes for a
+    very large linear layer. The forward pass is charged in full at every depth. The optimiser is timed on one
+    weight. Weights, buffers, gradients and RNG are left unchanged. `profile_model` measures each of these costs
+    instead. On an accelerator two more steps are taken, one of which is timed as a whole.
 
     Parameters
     ----------
@@ -94,8 +95,8 @@ def estimate_profile(
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock.clock_for`.
     memory : float, optional
-        Bytes that a step may keep. With this limit the steps use only a sixteenth of the batch (at least two
-        examples), and then twice as many; the costs of the whole batch are extrapolated from both.
+        Bytes that a step may keep. With this limit one step uses a sixteenth of the batch (at least two examples),
+        and another one twice as many; the costs of the whole batch are extrapolated from both.
     prefix : bool
         Whether the passes up to the cuts are timed too, for an elastic forward pass.
     deadline : float, optional
@@ -229,9 +230,10 @@ def _without_seconds(graph: BackwardGraph, key: ProfileKey, saved: SavedTensors)
 
 
 def _of_whole(timed: list[Seconds], scale: float) -> Seconds:
-    """Return the seconds of the whole batch from those of a part, and of one twice as large if it was timed.
+    """Return the seconds of the whole batch from those of a part, and of a part twice as large if it was timed.
 
-    Much of a small operation's time does not grow with the batch: what the two share is counted once.
+    Much of a small operation's time does not grow with the batch: this constant, which both parts have, is counted
+    once.
     """
     if len(timed) == 1:
         return timed[0] * scale
@@ -242,17 +244,17 @@ def _of_whole(timed: list[Seconds], scale: float) -> Seconds:
 def _by_operations(
     model: nn.Module, loss_fn: LossFn, batch: Batch, graph: BackwardGraph, timer: Clock
 ) -> Seconds:
-    """Return the seconds of a forward pass, and those of a backward pass and its nodes by their operation counts.
+    """Return the seconds of a forward pass (measured), a backward pass and its nodes (by operation counts).
 
-    Used if not even a part of the batch may take a step, or if there is no time for one. A layer's products take
-    twice their time in the forward pass, for weights and inputs; the first layer's take it once. Other operations
-    are costed by the numbers that they move.
+    Used if a step would exceed the memory even on a part of the batch, or if there is no time for one. In the
+    backward pass a layer's products take twice their time in the forward pass, for weights and inputs; those of the
+    first layer take it once. Other operations are charged by the numbers that they read and write.
     """
     try:
         with torch.no_grad():
             forward = _seconds_of_forward(model, loss_fn, batch, timer)
     except TrainingError:
-        # Such a model computes gradients in its forward pass, for example for forces.
+        # The model computes gradients in its forward pass, for example for forces.
         forward = _seconds_of_forward(model, loss_fn, batch, timer)
     products = node_macs(graph)
     sizes = np.array([float(math.prod(node.shape)) if node.shape else 0.0 for node in graph.nodes])
@@ -276,8 +278,8 @@ def _time_step(
 ) -> Seconds:
     """Return the seconds of a forward pass, of a backward pass, and of each node in it, shape (2 + M,).
 
-    On an accelerator there is a step before, for the first use of each kernel, and one after, whose passes are
-    timed as a whole, because waiting for each node takes longer than most nodes do.
+    On an accelerator one step is taken before, for the first use of each kernel, and one after, in which the passes
+    are timed as a whole, because waiting for each node takes longer than most nodes run.
     """
 
     def time_passes(backward: Callable[[Tensor], T]) -> tuple[float, float, T]:
@@ -301,7 +303,7 @@ def _time_step(
 
 
 def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, ...]) -> CostProfile:
-    """Return the profile with costs of ``modes``, where they apply, by their share of the operations."""
+    """Return the profile with costs of ``modes``, where they apply, estimated by their share of the operations."""
     known = () if profile.modes is None else profile.modes.modes
     if set(modes) <= set(known):
         return profile
@@ -318,7 +320,7 @@ def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, .
             if mode.kind == "channels" and module.groups not in (1, module.in_channels):
                 continue
             share = {"bias": 0.0, "channels": mode.fraction, "filtered": 1 / mode.patch**2}
-            # Gathering what is kept, or summing patches, costs a pass over the input.
+            # Gathering the kept channels, or summing patches, costs a pass over the input.
             update[group, column] = min(0.1 + share.get(mode.kind, 1.0), 1.0)
             path[group, column] = update[group, column] if mode.filters_input else 1.0
     if profile.modes is not None:
@@ -330,7 +332,7 @@ def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, .
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Pause garbage collection, which for a graph of thousands of nodes took twice as long as everything else."""
+    """Pause garbage collection, which took twice as long as everything else for a graph of thousands of nodes."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -373,7 +375,7 @@ def _split(graph: BackwardGraph, seconds: Seconds, device: torch.device) -> tupl
 
 
 def _own_share(group: TensorGroup, node: BackwardNode, device: torch.device) -> float:
-    """Return a node's own share by operations, or by bytes for a weight whose gradient is newly allocated."""
+    """Return the own gradient's share of a node's time: by operations, or by bytes for a large linear layer."""
     kind = group.kind.value
     if kind != "linear" or device.type != "cpu" or group.numel <= _KEPT_NUMBERS or not node.shape:
         return _OWN_SHARE[kind]
@@ -413,7 +415,7 @@ def _step_of_optimizer(
     An optimiser that does not accept such a weight, for example one for matrices only, is costed as Adam.
     """
     weight = nn.Parameter(torch.zeros(count, device=device))
-    # Zeros that were never written are a single page read again and again, far faster than a real gradient.
+    # Not zeros: all their pages are one shared page until written, which is read far faster than a real gradient.
     weight.grad = torch.full((count,), _TINY, device=device)
     try:
         optimizer = alike(made, weight)

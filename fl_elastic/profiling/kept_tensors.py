@@ -1,4 +1,4 @@
-"""What the nodes of a step keep from the forward pass until they run backward, in bytes."""
+"""Bytes that the nodes of a step keep from the forward pass until they run backward."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SAME_STORAGE = (
     "View", "UnsafeView", "Reshape", "Transpose", "TBackward", "Permute", "Squeeze", "Unsqueeze",
     "Add", "Clone", "Alias",
 )  # fmt: skip
-# These pass on parts of the error gradient; all of it stays in memory while any part is needed.
+# These operations pass on parts of the error gradient; all of it stays in memory while any part is needed.
 _PARTS = ("Cat", "Stack")
 # These operations need their whole input and output at the same time, in any mode of the model.
 _WHOLE_STEPS = (
     "Convolution", "Addmm", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm",
     "MaxPool", "AvgPool", "Gelu",
 )  # fmt: skip
-# The scalar of these losses holds the memory of its input before the mean until the end of the step.
+# The scalar output of these losses keeps the memory of the values before the mean until the end of the step.
 _LOSSES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 # On CPUs dropout is a multiplication by a mask.
 _DROPOUTS = ("Mul", "NativeDropout", "FusedDropout")
@@ -45,17 +45,17 @@ class InFlight:
     ----------
     passing : array
         Bytes while each node runs backward and passes the error gradient on: its incoming and outgoing error
-        gradients, and the error gradients that wait for other branches. An activation lives as long as its error
-        gradient, so the forward pass holds as much at the same place.
+        gradients, and the error gradients that wait for other branches. An activation that is not kept lives as
+        long as its error gradient, so the forward pass holds as many bytes at the same node.
     ending : array
-        The same for a node that passes nothing on.
+        The same if the node passes no error gradient on.
     dropping : array
-        ``passing`` of nodes that inference may skip: a dropout, and with it the weights of an attention, which
-        torch does not store if nothing is dropped. 0 for other nodes.
+        ``passing`` of nodes that inference may skip, 0 for others: dropouts, and with them the weights of an
+        attention, which torch does not store if nothing is dropped.
     training : array
         Extra bytes of a layer while its own weights are trained.
     inference : float
-        Lowest possible peak of one inference, which a device needs in any case.
+        Lowest possible peak of an inference pass, which a device needs in any case.
     """
 
     passing: Seconds
@@ -101,7 +101,7 @@ def in_flight(
                 sizes[i] for i in node.inputs if not _is_given(graph.nodes[i])
             )
             if node.name.startswith("MaxPool"):
-                # The position of each maximum, as eight bytes, is computed even if nobody needs it.
+                # The position of each maximum, in eight bytes, is computed even if it is not needed.
                 at_once += 2 * sizes[index]
             if "Convolution" in node.name:
                 orders[index] = each = reordered_bytes(graph, node, last[index], threads)
@@ -134,7 +134,7 @@ def _is_given(node: BackwardNode) -> bool:
 
 
 def _may_drop(node: BackwardNode) -> bool:
-    """Return whether a node multiplies its input by a tensor that no layer made, such as a dropout mask."""
+    """Return whether a node multiplies its input by a tensor that no other node made, such as a dropout mask."""
     return node.group is None and len(node.inputs) == 1 and node.name.startswith(_DROPOUTS)
 
 
@@ -187,7 +187,7 @@ class NodeTable:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """What some nodes keep: everything (``whole``), some bytes (``extra``), or further tensors (``besides``)."""
+    """What nodes keep: all their tensors (``whole``), some bytes (``extra``), or further tensors (``besides``)."""
 
     table: NodeTable
     whole: Mask
@@ -196,15 +196,15 @@ class Kept:
 
     @property
     def bytes(self) -> float:
-        """Bytes of everything, each storage counted once."""
+        """All kept bytes, each storage counted once."""
         return float(self.held_at_nodes().sum())
 
     def held_at_nodes(self) -> Seconds:
-        """Return the bytes held by node; each storage counts for its deepest node, which keeps it the longest."""
+        """Return the bytes that each node holds; a storage counts for its deepest node, which runs last."""
         saved = self.table.saved
         deepest = np.full(len(saved.tensor_bytes), -1)
         kept = self.whole[self.table.nodes]
-        # Nodes are in order, so of several the last assignment stays.
+        # Nodes are in order, so the last assignment, which remains, is that of the deepest node.
         deepest[self.table.tensors[kept]] = self.table.nodes[kept]
         for node, tensor in self.besides:
             deepest[tensor] = max(deepest[tensor], node)
@@ -254,7 +254,7 @@ def kept_by(
     lean: bool,
     inputs: Sequence[tuple[int, int]] = (),
 ) -> Kept:
-    """Return what the nodes keep; for each pair (made, reader) the reader also keeps the whole output of made."""
+    """Return what nodes keep; for each pair of nodes in ``inputs`` the second keeps the first one's output."""
     table = node_table(profile)
     whole = nodes & (table.whole_if_lean if lean else table.whole_if_plain)
     extra = np.where(nodes, table.extra, 0.0) if lean else np.zeros(len(nodes))
@@ -271,7 +271,7 @@ def kept_by(
     known = []
     for made, reader in inputs:
         if table.saved.outputs[made] < 0:
-            # The output is kept until the block that begins there has run backward.
+            # The output is kept until the block that starts from it has run backward.
             extra[max(made - 1, reader)] += _output_bytes(profile, made)
         else:
             known.append((max(made - 1, reader), int(table.saved.outputs[made])))
@@ -279,7 +279,7 @@ def kept_by(
 
 
 def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
-    """Return the bytes that a trained group's node keeps with lean layers; None if it keeps all that torch does."""
+    """Return the bytes that a trained group's node keeps with lean layers; None if it keeps as much as torch's."""
     node = profile.graph.nodes[index]
     lean = len(profile.node_lean) and profile.node_lean[index] == LeanKind.CONVOLUTION
     if not lean or mode.kind in ("full", "bias"):
@@ -300,7 +300,7 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
 
 
 def _needs_input(group: TensorGroup, mode: Mode) -> bool:
-    """Return whether gradients need the layer's input: a bias's does not, a norm's scale (a vector too) does."""
+    """Return whether gradients need the layer's input: that of a bias does not, that of a norm's scale does."""
     return mode.kind != "bias" or len(group.vectors()) == len(group.parameters)
 
 

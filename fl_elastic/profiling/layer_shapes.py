@@ -65,8 +65,8 @@ def group_layers(graph: BackwardGraph, input_shape: Sequence[int] = ()) -> dict[
     graph : BackwardGraph
         A graph whose nodes have known shapes.
     input_shape : sequence of int
-        Shape of the model's input, batch first, as in a profile's key, which the graph does not contain. Without it
-        the input of the first layer is assumed to be as high and wide as its output.
+        Shape of the model's input, batch first, as in a profile's key; the graph does not contain it. Without it
+        the input of the first layer is assumed to have the height and width of its output.
     """
     batch = _batch(graph, input_shape)
     found = {}
@@ -111,7 +111,7 @@ def _layer(
 def _batch(graph: BackwardGraph, input_shape: Sequence[int]) -> int:
     if input_shape:
         return max(1, input_shape[0])
-    # Operations may join rows of several examples, but never split a batch.
+    # Operations may merge other axes into the first one, which makes it longer, but never shorter than the batch.
     return min((node.shape[0] for node in graph.nodes if len(node.shape) > 1), default=1) or 1
 
 

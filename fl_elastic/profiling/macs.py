@@ -37,10 +37,9 @@ def group_macs(graph: BackwardGraph) -> Seconds:
 def backward_macs(graph: BackwardGraph, modes: Sequence[Mode]) -> float:
     """Return the multiply-adds of the backward pass over the whole batch.
 
-    A layer that passes the error gradient on costs as much as its forward pass. A trained layer costs as much
+    Passing the error gradient through a layer costs as much as its forward pass. Training the layer costs as much
     again, times the trained share of its channels. A gradient filtered over patches of side r takes 1 / (r^2 k^2)
-    of the exact one (Yang, Li and Marculescu, CVPR 2023). A bias has no multiply-adds of its own, but the path to
-    it does.
+    of the exact one (Yang, Li and Marculescu, CVPR 2023). Training a bias takes no multiply-adds besides the path.
 
     Parameters
     ----------

@@ -3,8 +3,8 @@
 Method (after section 5 of the ElasticTrainer paper, Huang et al., MobiSys 2023, rebuilt on autograd's node hooks):
 a pass with all parameters trainable measures the time of each backward node as a whole. A pass with only the input
 trainable measures the time of passing the error gradient on. The difference is the cost of the node's own gradient.
-Real steps at a few depths then calibrate the sum, and give the time of the optimiser and, by depth, of the forward
-pass.
+Real steps at a few depths then calibrate the sum, and give the time of the optimiser, and of the forward pass at
+each depth.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _warm_up(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
 def _time_full(
     model: nn.Module, loss_fn: LossFn, batch: Batch, edges: TracedEdges, timer: Clock
 ) -> Seconds:
-    """Time each node of a step with gradients of all parameters and none of the input, as in training."""
+    """Time each node of a step that computes gradients of all parameters but not of the input, as in training."""
     repeats = []
     for _ in range(_NODE_REPEATS):
         repeats.append(time_nodes(edges, compute_loss(model, loss_fn, batch), timer))
@@ -153,7 +153,7 @@ def _split(graph: BackwardGraph, full: Seconds, path: Seconds) -> tuple[Seconds,
     full = np.nan_to_num(full)
     owner = np.array([node.group is not None for node in graph.nodes])
     ends = np.array([not node.inputs for node in graph.nodes])
-    # Few nodes are in only one of the passes; half is the usual share of either gradient in a layer.
+    # For the few nodes that ran in only one of the passes, half is the usual share of either gradient.
     path = np.where(np.isnan(path), full / 2, np.minimum(path, full))
     path = np.where(owner, path, full)
     path = np.where(ends & owner, 0.0, path)

@@ -1,4 +1,4 @@
-"""Memory that one step needs, with torch's own operations or lean ones, and with the code that it loads."""
+"""Memory that one step needs, with torch's own operations or lean ones, including the code that it loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _has_trained = False
 
 
 def code_to_load() -> float:
-    """Return the bytes of code that this process has yet to load for training; few after its first step."""
+    """Return the bytes of code that this process has yet to load for training; fewer after its first step."""
     return KERNEL_BYTES if _has_trained else CODE_BYTES
 
 
@@ -34,9 +34,9 @@ def code_is_loaded() -> None:
 
 
 def with_code(tensors: float, code: float) -> float:
-    """Return the bytes of tensors and code together: no code up to 2 MB of tensors, all of it from 6 MB on.
+    """Return the bytes of tensors plus code; up to 2 MB of tensors no code is counted, from 6 MB on all of it.
 
-    In the steps of small models code would outweigh everything else, and budgets would say nothing about the model.
+    For small models code would outweigh everything else, and a budget would no longer limit the model's own memory.
 
     Examples
     --------
@@ -48,13 +48,13 @@ def with_code(tensors: float, code: float) -> float:
     return tensors + min(max(_SLOPE * (tensors - _SMALL), 0.0), code)
 
 
-# Of each buffer two copies are kept: from before the fit, and from before the steps of the present plan.
+# Bytes per number of two copies of each buffer: from before the fit, and from before the steps of the present plan.
 _STATISTIC = 8
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that one step keeps, and the most that it holds at one time.
+    """Bytes that one step keeps, and its peak.
 
     Attributes
     ----------
@@ -70,8 +70,8 @@ class StepMemory:
         difference from them, and a fit that fails restores them. State that an optimiser holds from earlier fits
         counts here.
     moment : float
-        Peak of everything temporary, beyond what inference takes: activations, which the backward pass frees as it
-        goes; gradients, which it creates; and tensors on their way between operations.
+        Peak of all temporary memory beyond that of inference: activations, which the backward pass frees step by
+        step; gradients, which it creates; and tensors on their way between operations.
     code : float
         Code that the process has yet to load for training, see `CostProfile.code_bytes`.
     """
@@ -91,7 +91,7 @@ class StepMemory:
 
     @property
     def total(self) -> float:
-        """The most that the step takes beyond weights and inference: what a memory budget limits."""
+        """Peak bytes of the step beyond weights and inference, which a memory budget limits."""
         return with_code(self.copies + self.optimizer + self.moment, self.code)
 
 
@@ -173,7 +173,7 @@ def _bytes_of(profile: CostProfile, mask: Mask, lean: bool) -> float:
 
 
 def inference_bytes(profile: CostProfile) -> float:
-    """Return the bytes that one inference needs at least at its peak, besides the weights."""
+    """Return the least possible peak bytes of an inference pass, besides the weights."""
     return node_table(profile).flight.inference
 
 
@@ -198,7 +198,7 @@ def _most_at_once(
     *,
     lean: bool,
 ) -> float:
-    """Return the largest sum of activations, gradients and tensors on their way, minus what inference takes.
+    """Return the peak of activations, gradients and tensors on their way, minus that of inference.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def _most_at_once(
     forward, backward = _at_nodes(
         profile, held, again, numbers, np.cumsum(gradients), running, passing, lean=lean
     )
-    # The difference that becomes the update needs one more tensor, the optimiser may need more.
+    # Computing the update as a difference takes one more tensor; the optimiser may take more.
     largest = max(FLOAT, profile.optimizer_moment_per_weight) * float(numbers.max(initial=0.0))
     last = FLOAT * float(numbers.sum()) + largest
     most = max(float(backward.max(initial=0.0)), float(forward.max(initial=0.0)), last)
@@ -238,7 +238,7 @@ def _at_nodes(
     *,
     lean: bool,
 ) -> tuple[Seconds, Seconds]:
-    """Return the bytes while each node runs forward, and while it runs backward beside the ``gradients``."""
+    """Return the bytes while each node runs forward, and while it runs backward with ``gradients`` in memory."""
     table = node_table(profile)
     flight = table.flight
     below = np.cumsum(held[::-1])[::-1]
@@ -248,7 +248,7 @@ def _at_nodes(
     backward += np.where(of_weights, flight.training, 0.0)
     # Tensors on their way in the forward pass also exist in inference.
     forward = below - held + np.minimum(flight.passing, flight.inference)
-    # A frozen layer drops out as well, but keeps its mask only while it runs.
+    # A frozen layer applies dropout as well, but keeps its mask only while it runs.
     masks = profile.node_saved_bytes
     dropping = np.where((flight.dropping > 0) & (masks > 0), flight.dropping + masks, 0.0)
     forward = np.where(running, forward, np.maximum(forward, below + dropping))
@@ -294,7 +294,7 @@ def recompute_seconds(profile: CostProfile, block: Block) -> float:
 
 
 def path_activation_bytes(profile: CostProfile, inside: set[int], *, lean: bool) -> Seconds:
-    """Return the bytes kept between each group and the one before it if neither is trained, shape (N,).
+    """Return for each group the bytes kept between it and the group before if neither is trained, shape (N,).
 
     Nodes ``inside`` recomputed blocks keep nothing. Without lean layers a frozen convolution or norm keeps as much
     as a trained one, which is counted here.
@@ -320,7 +320,7 @@ def group_activation_bytes(
     """Return the bytes that a group keeps in ``mode`` beyond what it keeps when frozen, at least 0.
 
     A convolution trained by channels may keep less than a frozen convolution of torch, which keeps its whole input.
-    The result is then 0, as for the frozen one, so that the sum over groups is never too small.
+    The result is then 0, and not negative, so that the sum over groups is never too small.
     """
     frozen = [Mode.FROZEN] * len(profile)
     trained = [mode if index == group else Mode.FROZEN for index in range(len(profile))]

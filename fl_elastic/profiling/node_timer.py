@@ -20,7 +20,7 @@ _FEW = 64
 
 @dataclass(frozen=True)
 class TracedEdges:
-    """The edges of a traced step's graph, from the loss on, without autograd's nodes, which take a kilobyte each.
+    """The edges of a traced step's graph, without autograd's nodes, which take a kilobyte each.
 
     Attributes
     ----------
@@ -81,14 +81,14 @@ def time_nodes(edges: TracedEdges, loss: Tensor, clock: Clock) -> Seconds:
     """Run ``loss.backward()`` and return the seconds spent in each node of a traced graph, shape (M,).
 
     ``loss`` may belong to another graph of the same step, with other ``requires_grad`` flags. Both graphs are
-    walked together from the loss, and nodes missing in it get NaN. The time of nodes between a group's parameters
-    and its owner is added to the owner.
+    walked together from the loss, and nodes that the graph of ``loss`` does not have get NaN. The time of nodes
+    between a group's parameters and its owner is added to the owner.
 
-    On an accelerator each reading waits for the device, which a step does not do. The time of the fastest node is
-    assumed to be this wait, and is subtracted from every node.
+    On an accelerator each reading of the clock waits for the device, which a training step does not do. The time of
+    the fastest node is assumed to be this wait, and is subtracted from every node.
 
-    Of equal nodes, such as the same operation at each time of a long sequence, only a few evenly spaced ones are
-    timed, and their mean is used for all: hooks on each of them would take more memory and time than the step.
+    If many nodes are equal, such as the same operation at each time of a long sequence, only a few evenly spaced
+    ones are timed, and all get their mean: hooks on all of them would take more memory and time than the step.
     """
     kinds: dict[object, list[tuple[int, Any]]] = {}
     for place, name, node in edges.along(loss.grad_fn):
@@ -121,7 +121,7 @@ def _few_of(members: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
 
 
 def sums_by_node(spent: list[tuple[int, float]], count: int, *, less_least: bool) -> Seconds:
-    """Return the seconds of each of ``count`` nodes, NaN if it never ran, optionally minus the least of all."""
+    """Return the seconds of each of ``count`` nodes, NaN if it never ran; optionally minus the least of all."""
     least = min((each for _, each in spent), default=0.0) if less_least else 0.0
     totals: dict[int, float] = {}
     for index, each in spent:

@@ -16,14 +16,14 @@ _FEWEST_EXAMPLES = 2
 
 
 def part_of(batch: Batch, times: int = 1) -> tuple[Batch, float]:
-    """Return a sixteenth of the batch, at least two examples, and how many times larger the whole batch is.
+    """Return a sixteenth of the batch, at least two examples, and the factor by which the whole batch is larger.
 
     Parameters
     ----------
     batch : tuple
         The whole batch, which is returned itself if it cannot be cut.
     times : int
-        How many times as many examples to take.
+        Factor by which to take more examples.
 
     Examples
     --------
@@ -51,14 +51,14 @@ def part_of(batch: Batch, times: int = 1) -> tuple[Batch, float]:
         return batch, 1.0
 
     def cut(tensor: Tensor) -> Tensor:
-        # Cloned: the storage of a view would be counted in full.
+        # Cloned, because the whole storage of a view would be counted.
         return tensor.narrow(_axis_of_examples(tensor, whole) or 0, 0, count).clone()
 
     return (map_tensors(cut, inputs), map_tensors(cut, targets)), whole / count
 
 
 def _axis_of_examples(tensor: Tensor, examples: int) -> int | None:
-    """Return the axis of a tensor along which the examples are: the second one if time comes first."""
+    """Return the axis of a tensor that runs over the examples: the second one if time comes first."""
     if not tensor.dim() or tensor.size(0) == examples:
         return 0 if tensor.dim() else None
     columns = tensor.dim() > 2 and not tensor.is_nested and tensor.size(1) == examples

@@ -1,4 +1,4 @@
-"""Costs of the forward pass up to each cut, as it is and with the frozen prefix as inference."""
+"""Costs of the forward pass up to each cut: unchanged, and with the frozen prefix run as inference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StoreTerms:
     epochs: float
 
     def computed_share(self, values: int) -> float:
-        """Return the share of the steps' examples whose prefix must be computed.
+        """Return the share of examples, over all steps, whose prefix must be computed.
 
         An example that fits into the store is computed once; one that does not fit is computed in every epoch.
 
@@ -72,10 +72,10 @@ def elastic_forward(
 ) -> CostProfile:
     """Return the profile of steps whose frozen prefix runs as inference, with a feature store if there is one.
 
-    At each depth the cost of the prefix below the nearest cut is replaced by the cost of inference for the examples
-    that must be computed, plus that of the look-up. This is an average over the epochs: the first one, which fills
-    the store, costs more than the others. The cut lies below at least ``at_least`` groups, even for a shallower
-    depth.
+    At each depth the forward cost of the prefix below the nearest cut is replaced by the cost of inference for the
+    examples that must be computed, plus that of the look-up. This is an average over the epochs: the first epoch,
+    which fills the store, costs more than the others. The cut lies below at least ``at_least`` groups, even for a
+    shallower depth.
     """
     forward = profile.forward_seconds.copy()
     for depth in range(len(forward)):
@@ -109,7 +109,7 @@ def _prefix_seconds(profile: CostProfile, index: int, store: StoreTerms | None) 
     batch = profile.graph.nodes[profile.graph.cuts[index].node].shape[0]
     share = store.computed_share(values)
     reading = profile.lookup_seconds + profile.lookup_seconds_per_value * values * batch
-    # If look-up costs more than computing, the store is not used, and computing is the price.
+    # If look-up costs more than computing, the store is not used, and the cost is that of computing.
     return min(share * inference + reading, inference)
 
 
@@ -167,7 +167,7 @@ def _seconds_at_cuts(
 
 @contextmanager
 def _stamps(model: nn.Module, graph: BackwardGraph, timer: Clock) -> Iterator[dict[int, float]]:
-    """Record the time at each cut; there is none for a cut whose module does not return normally."""
+    """Record the time at each cut; a cut whose module does not return normally has no time."""
     stamps: dict[int, float] = {}
     handles = []
     for index, cut in enumerate(graph.cuts):

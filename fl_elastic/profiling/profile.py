@@ -1,4 +1,4 @@
-"""The measured costs of one model on one device, and the definition of what a plan costs."""
+"""Cost profiles: the measured costs of one model on one device, and the cost of any plan by them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.optimizers import OptimizerFn, made_by
 
-# Settings of optimisers that change no costs, whatever their value.
+# Settings of optimisers whose value never affects costs.
 _NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
 _GRADIENT_BYTES = 4.0
 Seconds: TypeAlias = NDArray[np.float64]
@@ -37,8 +37,8 @@ class ModeCosts:
     modes : tuple of Mode
         The K modes.
     update_ratio, path_ratio : array, shape (N, K)
-        Costs relative to those of the exact gradient: of the own gradient (including extra time in the forward
-        pass), and of passing the error gradient through the group; NaN if a mode does not apply to a group.
+        Cost of the own gradient (including extra time in the forward pass), and of passing the error gradient
+        through the group, both relative to the exact gradient's; NaN if a mode does not apply to a group.
     """
 
     modes: tuple[Mode, ...]
@@ -52,8 +52,8 @@ class ModeCosts:
     def ratios(self, group: int, mode: Mode) -> tuple[float, float] | None:
         """Return a group's ratios for the own gradient and the error gradient in ``mode``; None if not known.
 
-        A share of channels that was not measured is interpolated linearly between the nearest measured shares.
-        Above the largest, the other end is the whole group; below the smallest, the smallest share's cost is used.
+        The ratio of a share of channels that was not measured is interpolated linearly between the nearest measured
+        shares; above the largest one, between this and the whole group. Below the smallest one, its ratio is used.
 
         Examples
         --------
@@ -119,7 +119,7 @@ class SavedTensors:
     channels_last : array of int, shape (M,)
         1 if a node keeps a map or weight stored channels last, else 0; zeros by default.
     beside : array, shape (2, M)
-        Temporary bytes of each node beyond what shapes tell, in the forward and the backward pass, see
+        Temporary bytes of each node beyond those that shapes imply, in the forward and the backward pass, see
         `with_bytes_beside`; empty if no step was recorded.
     """
 
@@ -132,12 +132,12 @@ class SavedTensors:
 
     @classmethod
     def of_nodes(cls, node_bytes: Seconds) -> SavedTensors:
-        """Return the tensors of nodes that share nothing, one per node."""
+        """Return one tensor per node, for nodes that share no tensors."""
         each = np.arange(len(node_bytes), dtype=np.int64)
         return cls(each, each, node_bytes, np.full(len(node_bytes), -1, dtype=np.int64))
 
     def scaled(self, nodes: Seconds, outputs: Seconds) -> SavedTensors:
-        """Return the tensors scaled by the share of the node that outputs each, or else of the nodes that keep it.
+        """Return each tensor scaled by the share of the node that outputs it, or else of the nodes that keep it.
 
         Parameters
         ----------
@@ -176,12 +176,12 @@ class CostProfile:
     optimizer_bytes_per_weight : float
         Optimiser state per trained scalar weight.
     optimizer_moment_per_weight : float
-        Temporary bytes of the optimiser, per scalar weight of the tensor that it is stepping.
+        Temporary bytes of the optimiser, per scalar weight of the tensor that it is updating.
     cut_plain_seconds, cut_inference_seconds : array, shape (C,)
-        Time of the forward pass up to each of the graph's cuts: frozen but otherwise unchanged, and as inference
-        with BatchNorm folded; empty if not measured.
+        Time of the forward pass up to each of the graph's cuts: of the frozen but otherwise unchanged model, and of
+        inference with BatchNorm folded; empty if not measured.
     lookup_seconds : float
-        Time to find out which examples of a batch are in a feature store.
+        Time to identify the examples of a batch in a feature store.
     lookup_seconds_per_value : float
         Time to read one number from the store.
     modes : ModeCosts, optional
@@ -196,7 +196,7 @@ class CostProfile:
         Code that a process has yet to load for its first steps; not a property of the model, and not stored with
         it.
     held_bytes : float
-        Bytes of optimiser state from earlier fits; not stored with the profile, either.
+        Bytes of optimiser state from earlier fits; not stored with the profile.
     """
 
     key: ProfileKey
@@ -239,7 +239,7 @@ class CostProfile:
     def accumulated(self, batches: int) -> CostProfile:
         """Return the cost per batch if the optimiser steps once every ``batches`` batches.
 
-        The optimiser's time is spread over them; gradients are held beside the next batch's activations.
+        The optimiser's time is spread over the batches; gradients stay in memory during the next batch.
         """
         if batches == 1:
             return self
@@ -252,8 +252,8 @@ class CostProfile:
     def with_sending(self, seconds_per_byte: float) -> CostProfile:
         """Return the costs with the sending of each group added to the cost of training it.
 
-        Spread over the round's steps, sending is one more linear cost of a group, so the same knapsack weighs a
-        second of sending against a second of computing.
+        Spread over the round's steps, sending is one more linear cost of a group, so the knapsack can compare a
+        second of sending with a second of computing.
         """
         if seconds_per_byte == 0:
             return self
@@ -267,7 +267,7 @@ class CostProfile:
 
     @property
     def memory_recorded(self) -> bool:
-        """Whether a step was recorded to find the temporary bytes of operations, or no saved tensors are known."""
+        """Whether a step's temporary bytes were recorded; also true if no saved tensors are known."""
         return self.saved is None or self.saved.beside.size > 0
 
     @cached_property
@@ -277,7 +277,7 @@ class CostProfile:
 
     @cached_property
     def sent_bytes(self) -> Seconds:
-        """Bytes as fp32 that an update holds of each group if all of it is trained, shape (N,)."""
+        """Bytes, as fp32, of each group in an update that trains all of it, shape (N,)."""
         return np.array([sent_bytes(group, Mode.FULL) for group in self.graph.groups], float)
 
     @cached_property
@@ -291,7 +291,7 @@ class CostProfile:
 
     @cached_property
     def path_seconds(self) -> Seconds:
-        """Seconds to get from the previous group to this one, shape (N,).
+        """Seconds that the error gradient takes from the previous group to this one, shape (N,).
 
         This is the time to pass the error gradient on, in order of execution, plus the extra time of the forward
         pass when the graph reaches this deep. Branches are charged as if they formed one chain; `step_seconds`
@@ -325,7 +325,7 @@ class CostProfile:
         """Return the seconds of one step that trains the groups in ``mask``.
 
         The real graph is followed: a node runs backward only if a trained group lies at or below it, and passes the
-        error gradient on only if one lies below it.
+        error gradient on only if a trained group lies below it.
         """
         if not mask.any():
             return float(self.forward_seconds[0])
@@ -389,8 +389,8 @@ def trainable_part(
     groups_above : int, optional
         Number of groups above the fleet's cut, see `BackwardGraph.groups_above`; all by default.
     kept_head : str
-        The head's group if it is not trained, else empty. It is trained nevertheless if the loss depends on no
-        other group.
+        Name of the head's group if the head is not to be trained, else empty. The head is trained nevertheless if
+        the loss depends on no other group.
     """
     graph = profile.graph
     above = len(graph.groups) if groups_above is None else min(groups_above, len(graph.groups))
@@ -401,7 +401,7 @@ def trainable_part(
     part = replace(
         graph,
         groups=tuple(graph.groups[group] for group in kept),
-        # Nodes of untrained groups still run, and take memory as in inference.
+        # Nodes of groups that are not trained still run, and take memory as in inference.
         nodes=tuple(
             replace(node, group=None if node.group is None else number.get(node.group))
             for node in graph.nodes
@@ -456,7 +456,7 @@ def profile_key(
 
 
 def _optimizer_case(model: nn.Module, optimizer_fn: OptimizerFn) -> str:
-    """Return the optimiser's class and the enabled settings that decide its time and its state."""
+    """Return the optimiser's class and those enabled settings that affect its time and its state."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return ""
     made = made_by(optimizer_fn, model)

@@ -9,13 +9,13 @@ from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 
 _FLOAT = 4
 _BLOCK = 16
-# Largest kernel that depthwise layers train in place, on maps of at least that size.
+# Largest kernel whose gradient depthwise layers compute in place, on maps of at least this size.
 _SMALL_KERNEL = 3
 # Most channels of an input that is read without reordering, such as a picture.
 _FIRST_CHANNELS = 3
-# Largest single example, in numbers, that torch computes without oneDNN.
+# Largest single example, in numbers, that torch convolves without oneDNN.
 _BY_ITSELF = 20_480
-# Ratio of positions in one map to those in the other from which on a convolution counts as strided.
+# Least ratio of the positions of the two maps at which a convolution counts as strided.
 _STRIDED = 1.5
 
 
@@ -43,9 +43,10 @@ def reordered_bytes(
 ) -> ReorderedBytes:
     """Return the bytes of a convolution's reordered copies.
 
-    A transposed layer runs the backward pass of the layer that it transposes, so its output takes the part of that
-    layer's input. Some convolutions are not reordered, because torch computes them itself by the rule in its
-    ``use_mkldnn``: a matrix product at each position for few examples in one thread, and a small single example.
+    A transposed convolution runs the backward pass of the plain one that it transposes, so its output has the role
+    of the plain one's input. Some convolutions are not reordered, because torch computes them itself by the rule in
+    its ``use_mkldnn``: a matrix product at each position for few examples in one thread, and a small single
+    example.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ def reordered_bytes(
 
 
 def _there(picture: tuple[int, ...], features: tuple[int, ...], filters: int) -> int:
-    """Return the most extra numbers of the pass from picture to features, besides these two as they are stored.
+    """Return the peak of extra numbers of the pass from picture to features, besides these two as they are stored.
 
     First, filters, picture and features exist in blocks; then the features exist twice, in blocks and as stored.
     """
@@ -99,7 +100,7 @@ def _there(picture: tuple[int, ...], features: tuple[int, ...], filters: int) ->
 def _back(
     picture: tuple[int, ...], features: tuple[int, ...], filters: int, *, strided: bool
 ) -> int:
-    """Return the most extra numbers of the pass back from features to picture, as `_there` counts them.
+    """Return the peak of extra numbers of the pass back from features to picture, counted as in `_there`.
 
     With a stride the picture exists three times.
     """
@@ -112,8 +113,8 @@ def _back(
 def _of_last(weight: tuple[int, ...], entering: tuple[int, ...]) -> float:
     """Return the extra bytes of training the weights if maps are stored channels last.
 
-    These are the gradient before it is reordered, and the weights as they are read. A depthwise layer's gradient,
-    except for small kernels, is padded to blocks of channels on both sides, of which it fills one entry.
+    These are the gradient before it is reordered, and a copy of the weights. A depthwise layer's gradient, except
+    for small kernels, is padded to blocks of channels on both axes, of each of which it fills a single entry.
     """
     filters = float(_FLOAT * math.prod(weight))
     if not _is_depthwise(weight):
@@ -137,7 +138,7 @@ def _is_depthwise(weight: tuple[int, ...]) -> bool:
 def is_transposed(
     weight: tuple[int, ...], entering: tuple[int, ...], leaving: tuple[int, ...]
 ) -> bool:
-    """Return whether the first axis of a convolution's weight is its input's channels, as far as shapes show."""
+    """Return whether the first axis of a convolution's weight runs over input channels, as far as shapes show."""
     if weight[0] and weight[0] != leaving[1]:
         return True
     return _places(leaving) > _STRIDED * _places(entering) > 0

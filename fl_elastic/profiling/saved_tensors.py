@@ -1,4 +1,4 @@
-"""Which tensors each node of a step keeps for the backward pass, as hooks see them."""
+"""Which tensors each node of a step keeps for the backward pass, recorded by hooks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.profiling.part import part_of
 from fl_elastic.profiling.profile import SavedTensors, Seconds
 
-# A storage's mark, and its bytes.
+# Identity of a storage, and its size in bytes.
 _Storage = tuple[int, int]
 
 
@@ -40,10 +40,10 @@ def saved_tensors(
 ) -> SavedTensors:
     """Return which tensors each node keeps for the backward pass, identified by their storage.
 
-    They are recorded but not kept, so that the pass takes no more memory than inference. A model that computes
-    gradients in its forward pass, for example for forces, runs again and keeps them all.
+    Tensors are recorded but not kept, so that the pass takes no more memory than inference. A model that computes
+    gradients in its forward pass, for example for forces, runs a second time and keeps all of them.
 
-    Inputs that ``parts`` of the forward pass keep, as recorded while it runs, count for each node of the part.
+    Inputs of the checkpointed ``parts``, which are recorded during the pass, count for each node of their part.
     """
     try:
         return _recorded(run_forward, model, parts, keeping=False)
@@ -61,16 +61,16 @@ class _Recorder:
     Attributes
     ----------
     kept : dict of int to list
-        Storages that nodes keep, by the nodes' numbers; a model's own tensors do not count.
+        Storages that nodes keep, by the nodes' numbers; without the model's own tensors.
     laid : dict of int to list
-        Has the numbers of nodes that keep a map or filter whose channels come last.
+        Its keys are the numbers of nodes that keep a map or filter stored channels last.
     """
 
     def __init__(self, model: nn.Module, *, keeping: bool) -> None:
         self._model, self._keeping = model, keeping
         owned = (*model.parameters(), *model.buffers())
         self._own = {each.data_ptr() for tensor in owned for each in _storages_of(tensor)}
-        # A storage's mark is kept alive, or another storage could get the same one.
+        # Marks are kept alive, because otherwise another storage could get the same mark.
         self._marks: dict[int, Any] = {}
         self.kept: dict[int, list[_Storage]] = {}
         self.laid: dict[int, list[_Storage]] = {}
@@ -78,7 +78,7 @@ class _Recorder:
     @contextmanager
     def recording(self) -> Iterator[dict[Any, _Storage]]:
         """Record the forward pass inside the block; yield storages of the outputs of modules, by node."""
-        # No attribute: nodes hold the hooks below and with them this object, which must not hold nodes.
+        # Not an attribute: nodes refer to the hooks below, and these to this object, which must not refer to nodes.
         outputs: dict[Any, _Storage] = {}
 
         def note(_: nn.Module, __: Any, output: Any) -> None:
@@ -111,7 +111,7 @@ class _Recorder:
             self.kept.setdefault(number, []).extend(found)
         if _is_channels_last(tensor):
             self.laid[number] = []
-        # Detached: a hook that returns an operation its own output makes a cycle that is never freed.
+        # Detached: if a hook returned an operation's own output, the reference cycle would never be freed.
         return tensor.detach() if self._keeping else None
 
     @staticmethod
@@ -187,9 +187,9 @@ def saved_bytes_by_node(graph: BackwardGraph, saved: SavedTensors) -> Seconds:
 
 
 def _places_by_number(trace: Trace) -> dict[int, int]:
-    """Return the index of each node by its number; nodes made from a group's parameters alone get its owner's.
+    """Return each node's index by its number; nodes computed from a group's parameters alone get its owner's index.
 
-    Such nodes occur, for example, if learned queries attend to each other before they meet the input.
+    Such nodes exist, for example, if learned queries attend to each other before they attend to the input.
     """
     owners = trace.graph.group_nodes()
     found = {number_of(node): owners[group][-1] for node, group in trace.weight_nodes}
@@ -199,10 +199,10 @@ def _places_by_number(trace: Trace) -> dict[int, int]:
 def _by_known_number(
     kept: dict[int, list[_Storage]], numbers: list[int]
 ) -> dict[int, list[_Storage]]:
-    """Return what was kept, by the numbers of the graph's nodes.
+    """Return the kept storages by the numbers of the graph's nodes.
 
-    An in-place operation first copies what it keeps. The copy takes a number that is in no graph, so it is assigned
-    to the node numbered just before.
+    An in-place operation first copies the tensor that it keeps. The copy takes a number that no node of the graph
+    has, so the storage is assigned to the node with the next lower number.
     """
     ordered = sorted(numbers)
     found: dict[int, list[_Storage]] = {}
@@ -227,11 +227,11 @@ def _shallowest_groups(graph: BackwardGraph) -> list[int]:
 def saved_by_step(
     run_forward: Callable[[], Trace], model: nn.Module, loss_fn: LossFn, batch: Batch
 ) -> SavedTensors:
-    """Return which tensors each node keeps; recomputed parts count with what they keep while they run again.
+    """Return which tensors each node keeps; nodes of recomputed parts keep those of their second run.
 
-    All such parts are counted as if they ran again at the same time, because the graph does not show when they do;
-    so a step never takes more than this. They are examined on a small part of the batch, because the whole batch
-    may not fit without recomputation.
+    All such parts are counted as if they ran again at the same time, because the graph does not show when they do.
+    So a step never takes more memory than this. The parts are examined on a small part of the batch, because the
+    whole batch may not fit into memory without recomputation.
 
     Parameters
     ----------

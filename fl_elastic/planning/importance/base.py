@@ -20,7 +20,7 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Probe:
-    """What a score may look at; the score must leave all of it unchanged.
+    """The inputs of a score, which must leave them unchanged.
 
     Attributes
     ----------
@@ -38,7 +38,8 @@ class Probe:
     generator : numpy.random.Generator
         The only source of randomness.
     found : dict
-        Channel scores computed on this probe, by class, so that groups and their channels can share one pass.
+        Channel scores computed on this probe, by class, so that scores of groups and of channels can share one
+        pass.
     """
 
     model: nn.Module
@@ -51,7 +52,7 @@ class Probe:
 
 
 class Importance(ABC):
-    """Scores tensor groups: the expected loss decrease if a group is trained, or a substitute for it.
+    """Scores tensor groups by the expected loss decrease if a group is trained, or by a substitute for it.
 
     Attributes
     ----------

@@ -26,8 +26,9 @@ class FisherChannels(ChannelScore):
     loss. An input channel is scored by the tensor that enters the layer. If a layer is used several times, its uses
     are summed before squaring.
 
-    Examples are passed through one at a time, which bounds memory to the activations of one of them. The result
-    does not change, because BatchNorm uses its running statistics meanwhile. The loss must be a mean over examples.
+    Examples are passed through the model one at a time, so that memory holds the activations of only one. This does
+    not change the result, because BatchNorm uses its running statistics meanwhile. The loss must be a mean over
+    examples.
 
     """
 
@@ -128,7 +129,7 @@ def _total(outputs: Scores | None) -> float:
 
 @CHANNEL_SCORES.register("l2")
 class WeightNormChannels(ChannelScore):
-    """Euclidean norm of a channel's weights, largest first (the "magnitude+" of tiny-training)."""
+    """Euclidean norm of each channel's weights; larger norms are preferred (the "magnitude+" of tiny-training)."""
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
         """Return the norms by group name."""

@@ -54,7 +54,7 @@ class ChannelScore(ABC):
         """
 
     def once(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
-        """Return the result of `score`, from an earlier call on this probe if there was one."""
+        """Return the result of `score`; a second call on the same probe returns the first result."""
         options, scores = probe.found.get(type(self), (None, {}))
         if _equal(options, vars(self)):
             return dict(scores)
@@ -83,15 +83,15 @@ def choose_channels(
 ) -> dict[str, tuple[int, ...]]:
     """Return the channels with the largest scores for every group that is trained by channels.
 
-    A depthwise layer has the same channels on both sides; its output scores count. Of equal scores the lower
-    channel is taken.
+    A depthwise layer has the same channels on both sides; its output scores count. Among channels with equal scores
+    those with lower indices are taken.
 
     Parameters
     ----------
     modes : sequence of Mode
         Modes in backward order.
     graph : BackwardGraph
-        Has the groups.
+        The graph with the groups.
     scores : mapping of str to ChannelScores
         By group name, as a `ChannelScore` returns them.
 

@@ -27,7 +27,7 @@ Visit: TypeAlias = Callable[[int, nn.Module, Tensor, Tensor], None]
 class Fidelity:
     """Cosines between the weights' gradients of a mode and the exact ones, layer by layer.
 
-    Each layer gets the exact input and output gradient.
+    Each mode's gradient is computed from the layer's exact input and output gradient.
 
     Attributes
     ----------
@@ -50,8 +50,8 @@ def measure_fidelity(
 ) -> Fidelity:
     """Compare every mode of every two-dimensional convolution with the exact gradient on one batch.
 
-    The channels are those with the largest gradient norm on this batch, so that the squared cosine is the share of
-    the gradient that they hold.
+    A channel mode trains the channels with the largest gradient norm on this batch, so its squared cosine is their
+    share of the squared norm of the whole gradient.
     """
     layers = {
         group: module
@@ -135,7 +135,8 @@ def visit_layers(
             entered.append(arguments[0].detach().clone())
 
         def leaving(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
-            # The input of this call: with another batch than the traced one, a layer may be called several times.
+            # Keep the input of this call: on a batch other than the traced one, a layer may be called several
+            # times.
             given = [entered.pop()]
             if output.requires_grad:
                 output.register_hook(  # type: ignore[no-untyped-call]

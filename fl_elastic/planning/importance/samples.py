@@ -23,8 +23,8 @@ def norms_at_rest(
 ) -> Iterator[None]:
     """Let BatchNorm use its running statistics inside the block; restore model and loss at its end.
 
-    Only then does an example's gradient depend on no other example, and a sum over examples is exact; a frozen
-    BatchNorm trains in the same way. Inside, the parameters of ``groups`` require a gradient.
+    Only then is an example's gradient independent of the other examples, and a sum over examples exact. A frozen
+    BatchNorm behaves in the same way in training. Inside, the parameters of ``groups`` require a gradient.
     """
     with untouched(model, loss_fn):
         for module in model.modules():

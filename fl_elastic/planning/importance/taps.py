@@ -65,8 +65,8 @@ def scored_layers(
     holders = defaultdict(list)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for module in model.modules():
-        # Computed weights, as with a weight norm, are no parameters, and reading those of a spectral norm changes
-        # them.
+        # Computed weights, as with a weight norm, are not parameters, and reading a weight under a spectral norm
+        # changes the norm's state.
         if isinstance(module, (nn.Conv2d, nn.Linear)) and owns_weights(module):
             holders[names.get(id(module.weight), "")].append(module)
     places = {
@@ -76,7 +76,7 @@ def scored_layers(
     layers = []
     for group in groups:
         users = next((tuple(holders[name]) for name in group.parameters if name in holders), ())
-        # An embedding that shares the weight outputs its columns, not its channels.
+        # The output of an embedding that shares the weight has the weight's columns as channels, not its rows.
         outputs = [
             ends.of(node)
             for node in places.get(group.name, ())

@@ -1,7 +1,7 @@
-"""The input of the multiple-choice solver: options per group with worth and costs, and the limits.
+"""The input of the multiple-choice solver: the options of each group with their worth and costs, and the limits.
 
-A group is not only trained or frozen: it may be trained in several ways (all of it, its bias alone, some of its
-channels), each with its own worth, seconds, memory and uplink. Option 0 is "frozen".
+A group may be frozen, or trained in one of several modes (all of it, its bias alone, some of its channels), each
+with its own worth, seconds, memory and uplink. Option 0 is "frozen".
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Choices:
         Worth and own costs of each option. Option 0 is "frozen" and all zero. Values and seconds may be negative,
         bytes not; an option with an infinite cost is never chosen.
     available : array of bool, shape (N, K)
-        Options that exist; frozen always does, except for forced groups.
+        Options that may be chosen; option 0 always may, except for forced groups.
     path_seconds, path_memory : array of float, shape (N,)
         Path cost from the previous group to this one, charged for every group down to the deepest trained one.
     forced : tuple of int

@@ -1,11 +1,11 @@
-"""The multiple-choice solver: which groups to train, and how, within limits of seconds, memory and uplink at once.
+"""The multiple-choice solver: which groups to train, and how, within joint limits of seconds, memory and uplink.
 
 For a fixed depth this is a multiple-choice knapsack with up to three costs (Kellerer, Pferschy and Pisinger,
 Knapsack Problems, chapters 9 and 11). Prices on the costs give a bound for every depth. One search for all depths
 decides the options group by group, from the deepest one towards the loss. A state is a partial decision: its value
-and the room that it leaves; the prices bound what it can still reach. States that no longer fit, or cannot beat the
-best known answer, are dropped. Of the others, those with the best bounds are kept; as long as none has to be
-dropped, the search is exact.
+so far and the room that it leaves. The prices give a bound on its final value. States that no longer fit, or cannot
+beat the best known answer, are dropped. If too many states are left, only those with the best bounds are kept;
+otherwise the search is exact.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fl_elastic.planning.multiple_choice.problem import (
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
 
-# Up to this many groups only the optimum is good enough.
+# Up to this many groups the search continues until the optimum is proven.
 _FEW_GROUPS = 16
 _TOLERANCE, _TOLERANCE_OF_ONE_COST, _TOLERANCE_OF_FEW_GROUPS = 2e-3, 1e-5, 1e-9
 _TOLERANCE_OF_THE_LEAST = 1e-6
 # Number of states that each successive sweep keeps, until the bound is met.
 _STATES, _STATES_OF_ONE_COST = (100, 1000), (300, 3000, 20_000)
 _ANSWERS = 8
-# Room below zero by rounding alone still counts as room.
+# Room that is negative only by rounding still counts as enough.
 _ROUNDING = 1e-12
 # Factors by which prices are raised until the room suffices; and by which they are varied to judge states.
 _RAISES = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.5, 5.0)
@@ -66,8 +66,8 @@ class MultipleChoiceSelection:
 def multiple_choice_knapsack(choices: Choices, limits: ChoiceLimits) -> MultipleChoiceSelection:
     """Return the options of largest total value within all limits.
 
-    With one limit the answer is exact up to 16 groups, as long as few states are undominated. Beyond that the
-    search ends within 1e-5 of the bound, with several limits within 0.2 %, or when a fixed amount of work is done.
+    With one limit and up to 16 groups the answer is exact, as long as few states are undominated. With more groups
+    the search ends within 1e-5 of the bound, with several limits within 0.2 %, or after a fixed amount of work.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def _feasible(choices: Choices, limits: ChoiceLimits) -> _Ints:
                 "make one available or do not force them"
             )
         short.append(missing(name, alone))
-    # Each cost alone can be met: relax one after the other until the rest can be met together.
+    # Each limit alone can be met: drop one limit after another until the rest can be met together.
     rest = limits
     for place, name in enumerate(bounded if not any(short) else []):
         rest = replace(rest, **{name: np.inf})
@@ -141,7 +141,7 @@ def _feasible(choices: Choices, limits: ChoiceLimits) -> _Ints:
 
 @dataclass(eq=False)
 class _Best:
-    """The best selection so far within the limits: of largest value, or of least cost if ``least`` names one."""
+    """The best selection so far within the limits: by value, or by least cost if ``least`` names a cost."""
 
     choices: Choices
     limits: ChoiceLimits
@@ -150,7 +150,7 @@ class _Best:
     value: float = -np.inf
 
     def offer(self, options: _Ints | None) -> bool:
-        """Take over a selection if it is allowed and better; groups that it does not cover are frozen."""
+        """Keep a selection if it is within the limits and better; groups that it does not cover are frozen."""
         if options is None:
             return False
         chosen = np.zeros(len(self.choices.value), dtype=np.intp)
@@ -166,7 +166,7 @@ class _Best:
 def _solved(
     choices: Choices, limits: ChoiceLimits, known: _Ints | None = None, *, least: str | None = None
 ) -> tuple[_Ints | None, float]:
-    """Return the best options, or those with the least of one cost, and the bound; try ``known`` ones first."""
+    """Return the options of largest value, or of least cost ``least``, and the bound; try ``known`` ones first."""
     best, problem = _Best(choices, limits, least), problem_of(choices, limits, least=least)
     nothing = None if choices.forced else np.zeros(0, dtype=np.intp)
     for options in (nothing, known):
@@ -188,7 +188,7 @@ def _solved(
         answers, dropped = _swept(problem, prices, promise, states, goal)
         for options in answers:
             best.offer(options)
-        # What was pruned cannot exceed the goal.
+        # No pruned state can exceed the goal.
         bound = min(bound, max(goal, dropped))
         if dropped <= goal:
             break
@@ -196,7 +196,7 @@ def _solved(
 
 
 def _priced(problem: Problem, best: _Best) -> tuple[_Floats, _Floats]:
-    """Return prices (P, D) for the most promising depths, and the bound of every depth; offer rounded answers."""
+    """Return prices (P, D) for the most promising depths, and each depth's bound; offer rounded answers."""
     prices = np.zeros((1, len(problem.room)))
     promise = bounds_of_depths(problem, prices)[:, 0]
     left, most = np.isfinite(promise), None
@@ -217,7 +217,7 @@ def _priced(problem: Problem, best: _Best) -> tuple[_Floats, _Floats]:
 
 
 def _moved(prices: _Floats) -> _Floats:
-    """Return the prices with each one moved up and down, shape (2 D, D)."""
+    """Return variants of the prices, each with one price moved up or down, shape (2 D, D)."""
     own = np.eye(len(prices), dtype=bool)
     factors = [np.where(own, by, 1.0) for by in (_SPREAD, 1 / _SPREAD)]
     return np.asarray(prices * np.concatenate(factors))
@@ -238,9 +238,9 @@ def _swept(
 ) -> tuple[list[_Ints], float]:
     """Process all groups once, from the deepest towards the loss.
 
-    States are judged by the price that gives the least bound. After each group at most ``states`` states are kept,
-    and none whose bound does not exceed the goal. Returns the best selections, and the best bound among the states
-    that were dropped because of the cap.
+    A state's bound is the least one over all prices. After each group at most ``states`` states are kept, all of
+    them with a bound above the goal. Returns the best selections, and the best bound among the states that were
+    dropped because of the cap.
     """
     begins = promise > goal
     groups, dims = len(problem.allowed[0]), len(problem.room)

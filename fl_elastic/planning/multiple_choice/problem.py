@@ -1,11 +1,12 @@
-"""The joint choice as tables, and an upper bound for each depth: the Lagrangian bound.
+"""The multiple-choice problem as tables, and an upper bound for each depth: the Lagrangian bound.
 
-An option's cost as the deepest trained group differs from its cost above it. Costs are in units of their limit, and
-costs without a limit are left out. With a price on each cost, every group chooses independently, and ``bound =
-prices @ room + sum over groups of max over options of (value - prices @ cost)`` is never below the optimum,
-whatever the prices. The best prices minimise this convex function. It is smoothed (a log-sum-exp per group, and a
-logarithmic barrier that keeps prices positive) and minimised by Newton steps; the smoothing is reduced as they
-converge, as in interior-point methods (Boyd and Vandenberghe, Convex Optimization, 11.3).
+An option of the deepest trained group costs more than the same option of a group above it, because of the path.
+Costs are in units of their limit, and costs without a limit are left out. With a price on each cost, every group
+chooses independently, and ``bound = prices @ room + sum over groups of max over options of (value - prices @
+cost)`` is never below the optimum, whatever the prices. The best prices minimise this convex function. It is
+smoothed (a log-sum-exp per group, and a logarithmic barrier that keeps prices positive) and minimised by Newton
+steps; the smoothing is reduced as they converge, as in interior-point methods (Boyd and Vandenberghe, Convex
+Optimization, 11.3).
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from fl_elastic.planning.multiple_choice.choices import COSTS, ChoiceLimits, Cho
 _LEAST_UNIT = 1e-9
 # Smoothing, as a share of the value at stake per group: the first, the last, and the factor between.
 _FIRST, _LAST, _SHRINK = 0.25, 1e-3, 0.5
-# Most Newton steps, the largest factor by which one step changes a price, and the decrement that counts as
-# converged.
+# Most Newton steps, the largest factor by which one step changes a price, and the Newton decrement at convergence.
 _STEPS, _LEAP, _SETTLED = 30, 4.0, 1e-4
 _ROUNDING = 1e-12
 # Weights below exp(-60) are negligible, and arithmetic with denormal numbers is slow.
@@ -34,7 +34,7 @@ _Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Values and costs of every option, for a group above the deepest one (inner) and for the deepest (last).
+    """Values and costs of every option, for groups above the deepest trained one (inner) and for that one (last).
 
     Costs of reaching a depth, such as the path to it, are part of the options of the last group.
 
@@ -44,7 +44,7 @@ class Problem:
     cost : array, shape (2, N, K, D)
         In units of the D finite limits.
     allowed : array of bool, shape (2, N, K)
-        Options that may be chosen; a group that cannot be the deepest has none as the last.
+        Options that may be chosen; a group that cannot be the deepest has no last option.
     room : array, shape (D,)
         The limits.
     """
@@ -61,12 +61,12 @@ class Problem:
 
     @property
     def needed(self) -> _Floats:
-        """The least of each cost that all groups above each one need, shape (N, D)."""
+        """For each group, the least of each cost that all groups above it need together, shape (N, D)."""
         return _above(self.least[0])
 
 
 def _above(of_groups: _Floats) -> _Floats:
-    """Return the sums over the groups above each one, shape (N, ...)."""
+    """Return for each group the sum over the groups above it, shape (N, ...)."""
     return np.concatenate([np.zeros_like(of_groups[:1]), np.cumsum(of_groups, axis=0)[:-1]])
 
 
@@ -134,8 +134,8 @@ def _best(problem: Problem, prices: _Floats) -> _Floats:
 def lane(problem: Problem, depth: int) -> tuple[_Floats, _Floats, _Floats] | None:
     """Return values, costs and room of the options with one depth as the deepest; None if none fits.
 
-    The least cost of every group is subtracted beforehand. An option that does not fit beside these costs has a
-    value of minus infinity.
+    The least cost of every group is subtracted from its options and from the room. An option that then does not fit
+    has a value of minus infinity.
     """
     value, cost, allowed = (
         np.concatenate([inner[:depth], last[depth : depth + 1]])
@@ -171,7 +171,7 @@ def best_prices(value: _Floats, cost: _Floats, room: _Floats) -> tuple[_Floats, 
         weight /= weight.sum(axis=1, keepdims=True)
         weighted = weight[..., None] * cost
         mean = weighted.sum(axis=1)
-        # Relative to the present prices, which may differ by many powers of ten.
+        # Derivatives relative to the present prices, which may differ by many powers of ten.
         slope = prices * (1.0 - mean.sum(axis=0)) - smooth
         curve = weighted.reshape(-1, dims).T @ flat - mean.T @ mean
         curve = prices[:, None] * curve * prices / smooth
