@@ -142,9 +142,10 @@ class BudgetControl:
         self.predicted += predicted_seconds
         self.steps += 1
         steady = seconds if steady_seconds is None else steady_seconds
-        usual = self._measured() or predicted_seconds * self.drift * self.correction
-        tells = self.correct and usual > 0 and not whole_batch
-        self._work += steady / usual if tells else 1.0
+        usual = 0.0
+        if self.correct and not whole_batch:
+            usual = self._measured() or predicted_seconds * self.drift * self.correction
+        self._work += steady / usual if usual > 0 else 1.0
         self._of_any_shape.append(steady)
         if whole_batch:
             self._recent.append(steady)
