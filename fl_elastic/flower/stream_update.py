@@ -185,5 +185,5 @@ def refuse_other_features(
         if not np.array_equal(sent[name], saved[name]):
             raise StreamError(
                 f"the server's model differs from the learner's below {upper.place!r}, where the learner keeps "
-                f"features: {name!r} is another one. Start the learner from the server's model, or {_WAYS}"
+                f"features: {name!r} differs. Start the learner from the server's model, or {_WAYS}"
             )

@@ -168,8 +168,8 @@ def test_a_setting_that_the_owner_changed_is_not_overwritten(
     ran(0.1, 0.5, 2)
     again = ran(0.8, 0.25, 3)
     assert [each["lr"] for each in again.seen[2:]] == [0.4]
-    assert "setting 'lr' is 0.8, and was 0.1" in caplog.text
-    assert "inner.server_momentum is 0.25, and was 0.5" in caplog.text
+    assert "setting 'lr' is 0.8, but was 0.1" in caplog.text
+    assert "inner.server_momentum is 0.25, but was 0.5" in caplog.text
 
 
 @pytest.mark.parametrize("name", SERVER_OPTIMIZERS.names())
