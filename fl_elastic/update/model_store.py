@@ -1,4 +1,4 @@
-"""The last model that a client received, kept on disk so that the server need only send what has changed."""
+"""The last model that a client received, kept on disk so that the server need only send changed tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelStore:
     Parameters
     ----------
     path : path-like
-        The file; its folder is made with the first model.
+        The file; its folder is created when the first model is saved.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -47,7 +47,7 @@ class ModelStore:
             return None
 
     def save(self, weights: Mapping[str, NDArray[Any]], version: int) -> bool:
-        """Write the whole model, atomically; return False, with a log message, if the disk refuses.
+        """Write the whole model, atomically; return whether that was possible, and log it if not.
 
         Raises
         ------
