@@ -20,7 +20,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class NodeRound:
-    """Report of a node in its last round; everything but the round may be unknown.
+    """Report of a node in its last round; all values except the round may be unknown.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class NodeStatus:
     state : str
         ``online``, ``offline``, ``registered`` (never seen), ``unregistered``, ``revoked`` or ``unknown``.
     last_seen : str, optional
-        Since when it is online, or when it went offline, in UTC.
+        Time at which it came online, or went offline, in UTC.
     last : NodeRound, optional
         Its report from its last round.
     """

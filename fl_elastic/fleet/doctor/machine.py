@@ -18,7 +18,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """An installed torch, as its files describe it, without importing it.
+    """Facts about the installed torch, read from its files without importing it.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class TorchBuild:
 
 
 def check_torch(build: TorchBuild | None, machine: str) -> Finding:
-    """Check whether torch is installed, and not in a build for other hardware."""
+    """Check whether torch is installed, in a build for this hardware."""
     if build is None:
         return fail("torch", "not installed", "python -m pip install 'torch>=2.6'")
     seen = f"{build.version}, {'CUDA ' + build.cuda if build.cuda else 'CPU only'}"
@@ -59,7 +59,7 @@ def check_memory(memory: Memory) -> Finding:
 
 
 def check_swap(memory: Memory) -> Finding:
-    """Check whether a small board has swap, so that a peak of memory costs time instead of ending the process."""
+    """Check whether a small board has swap, so that a peak of memory takes time instead of ending the process."""
     if memory.total_bytes is None or memory.swap_total_bytes is None:
         return skipped("swap", "the platform does not tell")
     swap = memory.swap_total_bytes
@@ -85,7 +85,7 @@ def check_disk(free_bytes: int | None, place: Path) -> Finding:
 
 
 def check_heat(now: Throttling | None) -> Finding:
-    """Check whether the board slows itself down."""
+    """Check whether the board throttles its processor."""
     if now is None:
         return skipped("heat and power", "the platform does not tell")
     if now.under_voltage:
