@@ -16,7 +16,7 @@ from fl_elastic.planning.cost_report import CostReport
 from fl_elastic.planning.run_schedule import RunAtCut, RunLength
 from fl_elastic.training.measured import MeasuredPlan
 
-# A row is left out of the table unless its run takes longer than that of the row above by this factor.
+# A row is only printed if its run takes longer than that of the previously printed row by this factor.
 _WORTH_A_ROW = 1.15
 
 
@@ -146,7 +146,7 @@ def _table(title: str, columns: Sequence[str], first: str = "policy") -> Table:
     table = Table(
         title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
     )
-    # Fold long names: cut off, different ones could look alike.
+    # Fold long names: if cut off, different ones could look the same.
     table.add_column(first, overflow="fold")
     for column in columns:
         table.add_column(column, justify="right")

@@ -112,7 +112,7 @@ def plan(
         wanted = None if source is None or source.name == "DEFAULT" else shape
         _read(model, network, shape, batch_size, class_count, data, wanted, as_json)
         return
-    # Shown on a terminal only: planning takes seconds to minutes.
+    # Progress, shown only on a terminal: planning takes seconds to minutes.
     with Console(stderr=True).status(f"{model}: ...") as shown:
         found = planned(
             network, shape, batch_size, class_count, budget, policy, importance,
