@@ -71,8 +71,8 @@ def made_by(
     if missing:
         few = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
         raise TrainingError(
-            f"{type(made).__name__} drives {'none of' if len(missing) == len(named) else 'not'} {few}: it needs "
-            "all the parameters that optimizer_fn is given; set requires_grad=False on what shall stay as it is"
+            f"{type(made).__name__} updates {'none of' if len(missing) == len(named) else 'not'} {few}: it needs "
+            "all the parameters that optimizer_fn gets; set requires_grad=False on those that must not change"
         )
     return made
 

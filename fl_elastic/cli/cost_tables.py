@@ -32,8 +32,9 @@ def costs_line(report: CostReport | RefusedPolicy) -> str:
     if isinstance(report, RefusedPolicy):
         return f"{report.policy} refuses: {report.reason}"
     return (
-        f"a step keeps {short(report.backward_bytes)} bytes for the way back, takes {short(report.peak_bytes)} at "
-        f"most and {short(report.backward_macs)} multiply-adds back; {short(report.uplink_bytes)} bytes are sent"
+        f"a step keeps {short(report.backward_bytes)} bytes for the backward pass, which takes "
+        f"{short(report.backward_macs)} multiply-adds; its peak is {short(report.peak_bytes)} bytes, and "
+        f"{short(report.uplink_bytes)} bytes are sent"
     )
 
 
@@ -48,7 +49,7 @@ def print_costs(
     Times are predictions of the cost profile, except those of the measured plan.
     """
     steps = _table(
-        f"what a step takes, as predicted{f'; {chosen}: as measured' if measured else ''}",
+        f"costs of a step, predicted{f'; {chosen}: measured' if measured else ''}",
         ("groups", "depth", "ms", "speed-up", "steps", "MACs", "sent"),
     )
     kept = _table(
@@ -73,7 +74,7 @@ def print_schedule(schedule: Sequence[RunAtCut], length: RunLength) -> None:
     """Print the costs of a run with the fleet's cut at each place, and without a cut."""
     table = _table(
         f"{length.rounds} rounds of {length.epochs} epochs over {length.examples} examples, by the deepest "
-        "group that anybody trains",
+        "group that any client trains",
         ("weights", "step\nneeds", "features", "first\npass s", "step\nms", "run s", "times\nsooner",
          "pays after\nround"),
         first="group",

@@ -138,7 +138,7 @@ def up(
     except KeyboardInterrupt:
         if keep is not None:
             raise
-        say("interrupted; nothing is kept: give --keep FOLDER to keep what was done")
+        say("interrupted; nothing is kept: --keep FOLDER would keep the results")
         raise typer.Exit(130) from None
     _finish(state, as_json, result)
 

@@ -320,7 +320,7 @@ def _page(summary: dict[str, Any], folder: Path) -> None:
 
 def _line(result: dict[str, Any]) -> str:
     accuracy, gone = result["prequential_accuracy"], result["unlearned"]
-    late = f" ({gone} too late to learn from: the store held them no longer)" if gone else ""
+    late = f" ({gone} whose label came after the store had dropped them)" if gone else ""
     return (
         f"{result['observed']} samples, {result['labelled']} labelled{late}, "
         f"{sum(result['refused'].values())} refused; "

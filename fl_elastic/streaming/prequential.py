@@ -239,8 +239,8 @@ class Prequential:
             if not self._told:
                 self._told = True
                 _LOG.warning(
-                    "a label came for sample %s, whose prediction is no longer known, since too many samples "
-                    "without a label have come since: it is learned, and counts in no accuracy", number,
+                    "the label of sample %s came so late that its prediction is no longer known, because too many "
+                    "unlabelled samples followed: it is learned, but not counted in the accuracy", number,
                 )  # fmt: skip
         elif row is not None and row.y != label:
             self._rule.relabel(row, label)

@@ -36,8 +36,8 @@ _MOST_ID = 2**63
 _NUMBERED = "numbered"
 _NO_ID = "the id is no whole number and no short name"
 _WHOSE_NUMBER = (
-    "samples came with numbers for ids of their senders' own, and this may be one of them or a sample_id: let "
-    "senders give their own ids as text"
+    "senders have used numbers as ids of their own, so this number may be such an id or a sample_id: let senders "
+    "give their own ids as text"
 )
 
 

@@ -86,7 +86,7 @@ def check_unbiased_mean_is_the_value(subject: Subject) -> None:
             rounding = 1e-6 * float(np.abs(values).max(initial=0.0))
             require(
                 error <= expected + rounding,
-                f"{_WRITINGS} writings are off by {error:.3g} in the mean, chance explains {expected:.3g}",
+                f"the mean of {_WRITINGS} writings is off by {error:.3g}, more than by chance: {expected:.3g}",
             )
 
 

@@ -57,7 +57,7 @@ def check_result_lies_between_the_deltas(subject: Subject) -> None:
         inside = (merged <= deltas.max(0).clip(min=0) + slack) & (
             merged >= deltas.min(0).clip(max=0) - slack
         )
-        require(bool(inside.all()), f"{merged} lies outside of what the clients ask for")
+        require(bool(inside.all()), f"{merged} lies outside of the clients' deltas")
 
 
 def check_order_of_clients_does_not_matter(subject: Subject) -> None:
@@ -146,7 +146,9 @@ def check_robust_untrained_elements_do_not_count(subject: Subject) -> None:
     one = rule.combine(deltas, np.ones(5))
     other = rule.combine(absent, np.ones(8))
     require(bool(np.isfinite(other).all()), f"untrained elements give {other}")
-    require(bool((np.sign(one) == np.sign(other)).all()), f"{one} alone, {other} among the absent")
+    require(
+        bool((np.sign(one) == np.sign(other)).all()), f"{one} alone, {other} with absent clients"
+    )
 
 
 def _merged(subject: Subject, deltas: _Floats, weights: _Floats) -> _Floats:

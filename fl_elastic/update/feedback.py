@@ -113,7 +113,7 @@ class ErrorFeedback:
         """
         if set(corrected.deltas) != set(decoded.deltas):
             odd = sorted(set(corrected.deltas) ^ set(decoded.deltas))
-            raise UpdateError(f"what was sent and what arrived differ in the tensors {odd[:3]}")
+            raise UpdateError(f"the sent and the decoded update differ in the tensors {odd[:3]}")
         lost = {
             name: self._lost(name, corrected, decoded)
             for name in corrected.deltas
@@ -135,7 +135,7 @@ class ErrorFeedback:
         with np.errstate(invalid="ignore", over="ignore"):
             lost = np.asarray(whole - arrived, dtype=np.float32)
         if not np.isfinite(lost).all():
-            raise UpdateError(f"what was lost of {name!r} is not finite")
+            raise UpdateError(f"the encoding error of {name!r} is not finite")
         part, before = trained_part(corrected, name), self.residuals.get(name)
         if part is None or before is None:
             return lost

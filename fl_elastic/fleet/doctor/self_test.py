@@ -23,7 +23,7 @@ def self_test() -> Finding:
         # Any problem of an installation may raise here: missing libraries, illegal instructions, bugs.
         return fail(
             name, f"{type(error).__name__}: {error}",
-            "make the environment again; if it stays, report it with the output of: fl-elastic fleet doctor --json",
+            "create the environment again; if the error stays, report it with: fl-elastic fleet doctor --json",
         )  # fmt: skip
     return ok(name, f"{seen}; {time.perf_counter() - start:.1f} s with imports")
 

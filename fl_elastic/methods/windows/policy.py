@@ -65,7 +65,7 @@ class SliceOutPolicy(Policy):
         """Raise PlanError for a model without an inner width."""
         if not _inner_widths(profile):
             raise PlanError(
-                f"policy {self.name!r} leaves channels out that only a few layers see, as inside of a residual "
+                f"policy {self.name!r} leaves out channels that only a few layers use, as inside of a residual "
                 "block, an MLP or an attention, and none was found in this model: its layers are residual "
                 "streams, recurrent, tied, or used more than once; use policy 'elastic'"
             )
