@@ -70,9 +70,10 @@ def made_by(
     missing = undriven(made, model)
     if missing:
         few = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        lacks = "updates none of" if len(missing) == len(named) else "does not update"
         raise TrainingError(
-            f"{type(made).__name__} updates {'none of' if len(missing) == len(named) else 'not'} {few}: it needs "
-            "all the parameters that optimizer_fn gets; set requires_grad=False on those that must not change"
+            f"{type(made).__name__} {lacks} {few}: it needs all the parameters that optimizer_fn gets; set "
+            "requires_grad=False on those that must not change"
         )
     return made
 

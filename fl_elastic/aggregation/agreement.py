@@ -21,9 +21,10 @@ class Agreement(ServerOptimizer):
     Early in a run, and if all clients take part, the changes of successive rounds have similar directions, and
     longer steps save rounds. If each round moves the model towards the few clients that took part, the next round
     reverses part of the change, and longer steps would only make the model oscillate more. So the step is `rate`
-    times a factor that follows the cosine of the last two changes, :math:`f \leftarrow \min(\max(f e^{0.2 (\cos +
-    0.25)}, 1), 1.5)`. The update of the factor is the hypergradient of a learning rate (Baydin et al., ICLR 2018;
-    for the server of a federation Wang et al., FedHyper, ICLR 2024) without its scale, and with bounds.
+    times a factor that follows the cosine of the last two changes,
+    :math:`f \leftarrow \min(\max(f e^{0.2 (\cos + 0.25)}, 1), 1.5)`. The update of the factor is the hypergradient
+    of a learning rate (Baydin et al., ICLR 2018; for the server of a federation Wang et al., FedHyper, ICLR 2024)
+    without its scale, and with bounds.
 
     The cosine is computed over the tensors that were trained both in this round and in an earlier one. The last
     change of each tensor is kept, which takes the memory of one model in double precision.

@@ -29,7 +29,7 @@ class ModelAverage:
 
     If clients differ, each round moves the global model towards those that took part. The mean over rounds is
     nearer to the common optimum than any single model (Polyak and Juditsky 1992; on the server of a federation,
-    Caldarola et al. 2022). Clients continue from the newest model. The mean takes the server the memory of one
+    Caldarola et al. 2022). Clients continue from the newest model. On the server the mean takes the memory of one
     model and one pass over it per round; clients have no extra cost.
 
     The average after round r is :math:`d \bar w + (1 - d) w` with :math:`d = \min(decay, r / (r + 10))`, so that

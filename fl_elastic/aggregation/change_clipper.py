@@ -163,7 +163,7 @@ class ChangeClipper:
             now = _usual_of(sizes)
             if before and len(sizes) < FEWEST:
                 now = min(now, _GROWTH * max(before))
-            # A tensor that nobody changes in this round may change again later.
+            # A tensor that no client changes in this round may change again later.
             if now > 0:
                 self._usual[name] = [*before, now][-_ROUNDS:]
         self._seen, self._sizes, self._times = {}, None, []

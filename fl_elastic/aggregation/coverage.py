@@ -109,9 +109,8 @@ class CoverageLedger:
     def probabilities(self, client: str) -> dict[str, float]:
         """Return how often a client has trained each parameter lately.
 
-        This is the share of its rounds in which it trained the parameter, with less weight for older rounds, and
-        with one fictitious round added in which it trained everything: an unknown client has 1, and no client has
-        0.
+        This is the share of its rounds in which it trained the parameter. Older rounds have less weight, and one
+        fictitious round in which it trained everything is added: an unknown client has 1, and no client has 0.
         """
         entry = self.clients.get(client)
         if entry is None:

@@ -252,7 +252,7 @@ class PartialMean:
     def _delta(
         self, name: str, combined: Mapping[str, NDArray[np.float64]]
     ) -> NDArray[np.float64] | None:
-        """Return the merged delta of one tensor; None if nobody trained it."""
+        """Return the merged delta of one tensor; None if no client trained it."""
         summed = self._sums.get(name)
         if name in combined or summed is None:
             return combined.get(name)

@@ -30,7 +30,7 @@ class Median(RobustRule):
 
 @RULES.register("trimmed_mean")
 class TrimmedMean(RobustRule):
-    """Mean of each element without its largest and smallest values, on each side as many as clients may be bad.
+    """Mean of each element without its largest and smallest values: on each side, as many as clients may be bad.
 
     Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018). All clients have equal weight.
     """

@@ -204,7 +204,7 @@ class TensorSum:
     def mean(
         self, summed: NDArray[np.float64], rule: LinearRule | None, total: float
     ) -> NDArray[np.float64]:
-        """Return the merged delta; zero in elements that nobody trained.
+        """Return the merged delta; zero in elements that no client trained.
 
         Parameters
         ----------

@@ -74,7 +74,7 @@ def ensure_authority(folder: FleetFolder, now: datetime) -> Iterator[Change]:
         key = new_key()
         write_file(folder.ca_key, key_to_pem(key), PRIVATE_FILE)
         yield Change(
-            "created", folder.ca_key, "keep it safe: whoever has it can pose as the server"
+            "created", folder.ca_key, "keep it safe: anyone who has it can impersonate the server"
         )
     if folder.ca.is_file():
         _check_pair(folder, key)

@@ -100,9 +100,9 @@ def _register(
     except AlreadyRegistered as error:
         # The key was registered by a command that ended before it could save the id. Flower lists neither names nor
         # keys, so the id is only known if there is exactly one that no other node of the inventory has.
-        strangers = alive - {other.node_id for other in inventory.nodes}
-        if len(strangers) == 1:
-            return strangers.pop()
+        unlisted = alive - {other.node_id for other in inventory.nodes}
+        if len(unlisted) == 1:
+            return unlisted.pop()
         raise FleetError(
             "the server knows its key under an id that is not in fleet.toml, or has unregistered it; "
             f"give it a new key with: fl-elastic fleet rotate DIR {node.name}"

@@ -124,10 +124,10 @@ def fleet_status(
     found = [_status(node, by_id, states is not None, rounds) for node in inventory.nodes]
     known = {node.node_id for node in inventory.nodes}
     # Nodes registered by a command that ended before it could save the id.
-    strangers = [s for s in by_id.values() if s.node_id not in known and s.status != "unregistered"]
+    unlisted = [s for s in by_id.values() if s.node_id not in known and s.status != "unregistered"]
     return found + [
         NodeStatus(s.node_id, s.node_id, s.status, _seen(s), rounds.get(s.node_id))
-        for s in strangers
+        for s in unlisted
     ]
 
 

@@ -120,7 +120,7 @@ class Pool:
         # Stored samples may have been deleted since the draw.
         rows = rows or list(zip(self.x, self.y, strict=True))
         if not rows:
-            raise StreamError("every stored sample is gone, and there is no new one")
+            raise StreamError("all stored samples were deleted, and there is no new one")
         return [rows[place % len(rows)] for place in range(drawn.rows)]
 
 

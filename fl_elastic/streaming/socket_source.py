@@ -49,11 +49,11 @@ def lines_over_socket(
 
     A line is JSON: ``{"x": [...], "y": 3}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered by a line
     with the prediction and the ``sample_id`` under which a label can be given later. A sample whose answer has a
-    ``sample_id`` is not lost if this process dies. Any other sample may be sent again; it counts once if the sender
-    has added its own ``id`` to ``x``. Such an id should be text: once a sender's id was a number, labels for
-    numbers are refused, because a number may be either such an id or a ``sample_id``. As long as a client does not
-    read its answers, its lines are not read. There is no authentication: listen on the loopback interface, or
-    behind a proxy that authenticates.
+    ``sample_id`` is not lost if this process dies. Any other sample may be sent again; it counts once if its line
+    also has the sender's own ``id``. Such an id should be text: once a sender's id was a number, labels for numbers
+    are refused, because a number may be either such an id or a ``sample_id``. As long as a client does not read its
+    answers, its lines are not read. There is no authentication: listen on the loopback interface, or behind a proxy
+    that authenticates.
     """
     del follow
     host, _, port = where.rpartition(":")

@@ -59,7 +59,7 @@ class ModelStore:
             # A damaged file costs no more than the next download of the whole model.
             write_archive(self.path, _KIND, {"version": int(version)}, weights, durable=False)
         except OSError as error:
-            # The next round then needs a full download; this one goes on.
+            # The next round then needs a full download; the present round is not affected.
             _LOG.warning("cannot keep the model in %s: %s", self.path, error.strerror)
             return False
         return True

@@ -20,7 +20,7 @@ from fl_elastic.planning.step_transform import StepCase, StepTransform
 class KeptTokens(StepTransform):
     """The blocks after which tokens are dropped, and the shares that are kept.
 
-    The kept tokens are chosen anew for each example: those that its class tokens attend to most in that block,
+    The kept tokens are chosen for each example separately: those that its class tokens attend to most in the block,
     averaged over heads. After a frozen block an example keeps the same tokens in every step.
 
     Attributes

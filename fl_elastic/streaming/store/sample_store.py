@@ -324,7 +324,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         except sqlite3.Error as error:
             raise StoreError(
                 f"{self._database.path} could not be written anew ({error}), and may still hold the bytes of "
-                f"samples; {gone} were deleted: stop what else reads it, make room, and erase again"
+                f"samples; {gone} were deleted: stop other processes that read it, free disk space, and erase again"
             ) from None
         return gone
 

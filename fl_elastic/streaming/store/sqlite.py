@@ -180,7 +180,7 @@ class Database:
                 f"the sample store {self.path} is damaged ({damage}) and cannot be put aside: {error}"
             ) from None
         _LOG.error(
-            "the sample store %s is damaged (%s): it was put aside as %s, and a fresh one is started",
+            "the sample store %s is damaged (%s): it was put aside as %s, and a new one is started",
             self.path, damage, aside.name,
         )  # fmt: skip
         self._opened_as = None
