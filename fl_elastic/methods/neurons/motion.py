@@ -24,7 +24,9 @@ class Motion:
     change, gain, velocity : array, shape (C,)
         The last d, g and v; zeros before the first observation.
 
-    Examples -------- The second velocity by the paper's formula is the first one computed from two changes:
+    Examples
+    --------
+    The second velocity by the paper's formula is the first one computed from two changes:
 
     >>> motion = Motion.at_rest(1)
     >>> seen = []
