@@ -96,8 +96,8 @@ class Budget:
     def after(self, seconds: float, full_step_seconds: float, steps: int) -> Budget:
         """Return the budget that is left for ``steps`` steps after ``seconds`` have been spent.
 
-        A speed-up holds on average over many fits, so a short fit gives up at most half of its time. A deadline
-        that is used up leaves next to nothing; the caller decides what to do with it.
+        A speed-up holds on average over many fits, so at most half of the time of a short fit is subtracted. If a
+        deadline is used up, a tiny positive deadline is left, which the caller has to handle.
 
         Examples
         --------
@@ -162,10 +162,10 @@ def most_to_send(budget: Budget) -> float | None:
 
 
 def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
-    """Return why an update is too large for a budget from `sendable`, in terms of the limit that the user gave.
+    """Return a message that an update is too large for a budget from `sendable`, by the limit that the user set.
 
-    The budget's deadline is the rest of the user's deadline after choosing, so the message says how much more is
-    needed.
+    The budget's deadline is what choosing has left of the user's deadline, so the message says how much more time
+    is needed.
 
     >>> too_much_to_send(Budget(uplink=100.0), 250.0)
     'it sends 250 bytes, the uplink budget is 100: raise it to 250'
@@ -177,7 +177,7 @@ def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
         return f"{who} sends {sent} bytes, the uplink budget is {limit}: raise it to {sent}"
     assert budget.deadline is not None
     seconds = budget.sending_seconds(sent_bytes)
-    # `Budget.after` leaves next to nothing of a deadline that is used up: say 0.
+    # `Budget.after` leaves a tiny deadline if it is used up: report 0.
     left = budget.deadline if budget.deadline > 1e-6 * seconds else 0.0
     more = _rounded_up(seconds / _MOST_OF_DEADLINE - left)
     late = (
@@ -188,7 +188,7 @@ def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
 
 
 def _rounded_up(seconds: float) -> float:
-    """Return the seconds rounded up to three digits, so that the suggested value suffices: 120.04 gives 121.
+    """Return the seconds rounded up to three digits, so that the suggested value is large enough.
 
     >>> _rounded_up(120.04), _rounded_up(120.0)
     (121.0, 120.0)

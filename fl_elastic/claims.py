@@ -1,9 +1,9 @@
-"""How many clients of a fleet may make false claims, and how many it takes to know what is usual."""
+"""The number of clients of a fleet that may make false claims, and the number that defines usual values."""
 
 from __future__ import annotations
 
 FEWEST = 3
-"""Number of clients from which on claims show what is usual; one or two cannot be told apart."""
+"""Least number of clients whose claims define usual values; of two, it is not known which is false."""
 
 
 def may_lie(clients: int) -> int:
@@ -18,9 +18,9 @@ def may_lie(clients: int) -> int:
 
 
 def outer(claims: int) -> int:
-    """Return how many of the largest claims, and of the smallest, do not count, so that liars decide nothing.
+    """Return how many of the largest claims, and of the smallest, to leave out, so that false ones have no effect.
 
-    As many as may be false, but something is left: of one or two claims all count.
+    This is the number that may be false, but at least one claim is left; of one or two claims none is left out.
 
     Examples
     --------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class ElasticError(Exception):
-    """Root of every error that fl_elastic raises on purpose."""
+    """Base class of every error that fl_elastic raises deliberately."""
 
     exit_status = 1
     """Exit status of a command that ends with this error."""
@@ -51,7 +51,7 @@ class RegistryError(ElasticError, ValueError):
 
 
 class SettingError(ElasticError, ValueError):
-    """A setting of a client or server is invalid, or does not go together with others or with Flower's strategy."""
+    """A setting of a client or server is invalid, or incompatible with others or with Flower's strategy."""
 
 
 class TrainingError(ElasticError, RuntimeError):
@@ -67,7 +67,7 @@ class DivergedError(TrainingError, UpdateError):
 
 
 class StaleModelError(UpdateError):
-    """Changed tensors arrived that do not fit the model held here; the full model is needed."""
+    """A message of changed tensors does not fit the model held here; the full model is needed."""
 
 
 class CheckpointError(ElasticError, RuntimeError):
@@ -97,5 +97,5 @@ class StreamError(ElasticError, RuntimeError):
 class StreamDataError(StreamError):
     """The data or the saved state of a stream cannot be used, and a restart will not help."""
 
-    # EX_DATAERR of sysexits.h: a service manager does not restart a service that ends with it.
+    # EX_DATAERR of sysexits.h, for which the shipped service unit is not restarted.
     exit_status = 65

@@ -1,4 +1,4 @@
-"""Checks of what users give as settings: numbers of Python, numpy or torch, and objects of a class."""
+"""Checks of settings that users give: numbers of Python, numpy or torch, and objects of a class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 
 def whole(value: Any) -> int | None:
-    """Return a whole number as an int; None for anything else, such as a fraction, text or a truth value.
+    """Return a whole number as an int; None for anything else, such as a fraction, text or a bool.
 
     Examples
     --------
@@ -27,7 +27,7 @@ def whole(value: Any) -> int | None:
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Return whether this is a real number, of Python or of numpy, and no truth value.
+    """Return whether a value is a real number, of Python or of numpy; a bool is not.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def is_real(value: object) -> TypeGuard[float]:
 
 
 def of_another_kind(**settings: tuple[object, Any]) -> str:
-    """Return an error message for the first setting that is neither None nor of its class; empty without one.
+    """Return an error message for the first setting that is neither None nor of its class; empty if there is none.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Commands and functions of fl-elastic-simulations, found by entry points; it may not be installed."""
+"""Commands and functions of fl-elastic-simulations, found by entry points if it is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMANDS = {
     "prepare": "Distil a small backbone on public images, for a fleet to begin with.",
     "bench": "Measure what docs/measured/ claims.",
 }
-"""The laboratory's commands and their descriptions, for a command line without the laboratory."""
+"""The laboratory's commands and their descriptions, for the help text if the laboratory is not installed."""
 
 _GROUP = "fl_elastic.laboratory"
 

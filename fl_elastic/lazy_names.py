@@ -13,16 +13,16 @@ def loaded_late(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package that loads names when they are first used.
 
-    The process of a deployed client lives for one message, and on a small board every unneeded module costs time in
-    each round.
+    The process of a deployed client handles a single message, and on a small board every unneeded import takes time
+    in each round.
 
     Parameters
     ----------
     package : str
         ``__name__`` of the package.
     homes : mapping of str to str
-        For each public name the module that defines it: a module of the package, whose name must be another one, or
-        the full name of any module. If the object has another name in that module, it follows after a colon.
+        For each public name the module that defines it: a module of the package with a different name, or the full
+        name of any module. If the object has another name in that module, this name follows after a colon.
 
     Examples
     --------

@@ -39,9 +39,10 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def class_scores(outputs: Any) -> list[Tensor]:
-    """Return the class scores, shape (batch, classes), in outputs of any kind, the main ones first.
+    """Return the class scores, shape (batch, classes), in outputs of any kind, main scores first.
 
-    What has another shape than the main ones, such as the features that a model returns as well, are no scores.
+    Tensors whose shape differs from that of the main scores, such as features that a model also returns, are left
+    out.
 
     Examples
     --------
@@ -57,14 +58,14 @@ def class_scores(outputs: Any) -> list[Tensor]:
 
 
 def own_loss(outputs: Any, targets: Any) -> Tensor:
-    """Return the loss that a model has computed itself from its labels, as models of transformers do.
+    """Return the loss that a model has computed itself from labels among its inputs, as transformers' models do.
 
     Parameters
     ----------
     outputs : mapping or object
         Outputs with an entry or attribute ``loss``.
     targets
-        Not used: the model was given them.
+        Not used, because the model has them among its inputs.
 
     Raises
     ------
@@ -107,14 +108,14 @@ def _loss_in(outputs: Any) -> Tensor | None:
 def squared_outputs(outputs: Any, targets: Any) -> Tensor:
     """Return each example's sum of squared outputs, averaged over the batch; targets are not used.
 
-    How strongly the outputs depend on a weight shows how much the weight matters to an example. This needs no label
-    and also holds for an example that the model gets wrong (Aljundi et al., "Memory aware synapses", ECCV 2018; for
+    Its gradient with respect to a weight measures the importance of the weight to an example, without a label and
+    also for an example that the model gets wrong (Aljundi et al., "Memory aware synapses", ECCV 2018; for
     forgetting Foster et al., "Loss-free machine unlearning", 2024).
 
     Parameters
     ----------
     outputs : Tensor, mapping, tuple, list or object
-        Shape (batch, ...); of other outputs the ``logits``, or the first floating tensor.
+        Shape (batch, ...); for other outputs their ``logits``, or the first floating tensor in them.
     targets
         Not used.
 

@@ -26,12 +26,12 @@ def export_model(
     path: str | os.PathLike[str],
     example: torch.Tensor,
 ) -> Path:
-    """Write a model with these weights to a file in the format of the file's ending; return the file.
+    """Write a model with these weights to a file in the format given by the file's suffix; return the path.
 
     Parameters
     ----------
     model : nn.Module
-        Model to which the weights belong; it holds them afterwards, in the mode that it had.
+        Model to which the weights belong; they are loaded into it, and its mode stays.
     weights : mapping of str to ndarray
         Weights, for example of a checkpoint.
     path : path-like
@@ -62,7 +62,7 @@ def _safetensors(model: nn.Module) -> bytes:
         raise ModelError(
             "safetensors is not installed: python -m pip install safetensors"
         ) from None
-    # Copied, since the format does not allow two names for one tensor.
+    # Copied, because the format does not allow two names for one tensor.
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return bytes(save({name: tensor.contiguous() for name, tensor in state.items()}))
 
@@ -72,7 +72,7 @@ def _onnx(model: nn.Module, example: torch.Tensor) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError:
         raise ModelError("onnx is not installed: python -m pip install onnx onnxscript") from None
-    # A batch size of 1 would be taken for a constant.
+    # With a batch size of 1, the exporter would treat it as a constant.
     inputs = example[:1].expand(_BATCH, *example.shape[1:]).contiguous()
     batch = torch.export.Dim("batch")
     # By name, because a model may take its inputs as *args, as a readout does.

@@ -22,12 +22,12 @@ Builder = Callable[[Shape, int], "nn.Module"]
 MODELS: Registry[Builder] = Registry("model", "fl_elastic.models")
 """Builders ``(input shape, classes) -> model`` by name."""
 
-# With auxiliary outputs, their forward pass in training returns a tuple, which no loss function accepts.
+# With auxiliary outputs, the forward pass of these models in training returns a tuple, which losses do not accept.
 _WITH_AUXILIARY = ("googlenet", "inception_v3")
 
 
 def build_model(name: str, input_shape: Shape, classes: int, seed: int) -> nn.Module:
-    """Build a model whose initial weights depend on the arguments only.
+    """Return a new model whose initial weights depend only on the arguments.
 
     The global random state of torch is unchanged.
 
@@ -115,8 +115,8 @@ def need_image(name: str, shape: Shape, *, pixels: int, channels: int | None = N
 def model_builder(spec: str, classes: int | None = None) -> Callable[[], nn.Module]:
     """Return the function that builds a model, after importing everything that it needs.
 
-    An import may draw random numbers. It is done here, so that a caller can set a seed between this call and
-    that of the function and always get the same weights.
+    An import may draw random numbers. So everything is imported here: a caller who sets a seed before calling the
+    function always gets the same weights.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def unknown_model(spec: str, also: list[str]) -> ModelError:
 def torchvision_names() -> tuple[str, ...]:
     """Return the names of torchvision's classification models; none if it is not installed.
 
-    They are read from its source files: importing it takes seconds, too long just to report a mistyped name.
+    They are read from its source files, because importing it takes seconds, too long to report a mistyped name.
     """
     found = find_spec("torchvision")
     if found is None or found.origin is None:

@@ -1,4 +1,4 @@
-"""Make the optimiser of a model, and optimisers of the same kind for other tensors."""
+"""Create the optimiser of a model, and optimisers of the same kind for other tensors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def made_by(
 ) -> torch.optim.Optimizer:
     """Return the optimiser of a model's trainable parameters.
 
-    Hooks that ``optimizer_fn`` registers on their gradients stay only if the optimiser is ``kept``: costs are
-    estimated with others.
+    Hooks that ``optimizer_fn`` registers on gradients are removed unless the optimiser is ``kept``: optimisers for
+    estimates of costs are not.
 
     Raises
     ------
@@ -70,9 +70,10 @@ def made_by(
     missing = undriven(made, model)
     if missing:
         few = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        lacks = "updates none of" if len(missing) == len(named) else "does not update"
         raise TrainingError(
-            f"{type(made).__name__} drives {'none of' if len(missing) == len(named) else 'not'} {few}: it needs "
-            "all the parameters that optimizer_fn is given; set requires_grad=False on what shall stay as it is"
+            f"{type(made).__name__} {lacks} {few}: it needs all the parameters that optimizer_fn gets; set "
+            "requires_grad=False on those that must not change"
         )
     return made
 
@@ -80,8 +81,8 @@ def made_by(
 class KeptOptimizer:
     """Returns the optimiser when called; the first call makes it.
 
-    A separate object, because a bound method of the trainer would create a reference cycle and keep the weights
-    and the optimiser's state in memory until the next garbage collection.
+    It is an object of its own, because a bound method of the trainer would create a reference cycle and keep
+    weights and optimiser state in memory until the next garbage collection.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ class KeptOptimizer:
         self._model, self._optimizer_fn = model, optimizer_fn
 
     def follow(self) -> None:
-        """Make the optimiser anew if it lacks a parameter that is trainable now; the others' state is kept.
+        """Make a new optimiser if the present one lacks a parameter that is now trainable; keep the others' state.
 
         Raises
         ------
@@ -128,12 +129,12 @@ class KeptOptimizer:
         return 0.0 if self.made is None else state_bytes(self.made)
 
     def begin_anew(self) -> bool:
-        """Forget the state of all parameters, but not the settings; return whether that was possible."""
+        """Reset the state of all parameters, but keep the settings; return whether that was possible."""
         before = self.made
         made = made_by(self._optimizer_fn, self._model)
         if before is None or made is before or not moves_by_gradient(before):
             return False
-        # Some optimisers make their state when they are made.
+        # Some optimisers create their state in their constructor.
         before.state.clear()
         before.state.update(made.state)
         return True
@@ -154,7 +155,7 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> TrainingError:
 
 @contextmanager
 def refusing_closures(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Raise TrainingError if an optimiser complains that it is called without the closure that it needs."""
+    """Raise TrainingError if an optimiser's step inside the block fails because it needs a closure."""
     try:
         yield
     except Exception as error:
@@ -164,7 +165,7 @@ def refusing_closures(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def undriven(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
-    """Return the names of a model's trainable parameters that an optimiser does not drive."""
+    """Return the names of a model's trainable parameters that an optimiser does not update."""
     driven = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     named = model.named_parameters()
     return [
@@ -185,7 +186,7 @@ def _wants_names(optimizer_fn: OptimizerFn) -> bool:
     try:
         return next(iter(inspect.signature(optimizer_fn).parameters), "") == _NAMED
     except (TypeError, ValueError):
-        # A built-in without a signature; torch's optimisers are not built in.
+        # A built-in function without a signature; torch's optimisers have one.
         return False
 
 
@@ -209,7 +210,7 @@ def moves_by_gradient(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> float:
-    """Return the bytes of an optimiser's state, without counts of steps and such."""
+    """Return the bytes of an optimiser's state, without scalars such as counts of steps."""
     values = [value for state in optimizer.state.values() for value in state.values()]
     return float(sum(v.nbytes for v in values if isinstance(v, Tensor) and v.numel() > 1))
 
@@ -226,10 +227,10 @@ def parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
 def shadow_of(
     optimizer: torch.optim.Optimizer, pairs: Iterable[tuple[Tensor, Tensor]]
 ) -> torch.optim.Optimizer:
-    """Return a copy of an optimiser, with its state, that drives other tensors instead of its own.
+    """Return a copy of an optimiser, with its state, that updates other tensors.
 
     The copy has the same groups and settings but no hooks, because a schedule that uses hooks must only count real
-    steps. An optimiser that wraps another one may have side effects in its step, such as counting privacy costs: it
+    steps. The step of an optimiser that wraps another one may have side effects, such as accounting for privacy: it
     is replaced by plain SGD with its learning rates.
 
     Parameters
@@ -237,9 +238,9 @@ def shadow_of(
     optimizer : Optimizer
         The optimiser to copy; it is not changed.
     pairs : iterable of (Tensor, Tensor)
-        Pairs of a tensor that it drives and its replacement.
+        Pairs of a tensor that the optimiser updates and its replacement.
     """
-    # deepcopy uses these replacements wherever it meets the originals: in groups, state and everything else.
+    # deepcopy replaces these tensors wherever they occur: in groups, state and all other attributes.
     memo: dict[int, Any] = {id(own): other for own, other in pairs}
     if not _is_built(optimizer):
         groups = [
@@ -282,9 +283,10 @@ def alike(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> torch.optim
 
 
 def _is_built(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimiser has groups and state of its own; one that only wraps another need not.
+    """Return whether an optimiser has groups and state of its own; one that only wraps another may have none.
 
-    Unpickling an optimiser changes its class for the whole process: torch then expects hooks in all objects of it.
+    Others are not copied: ``__setstate__`` changes the class for the whole process, and torch then expects hooks in
+    all its objects.
     """
     return has_hooks(optimizer) and len(parts_of(optimizer)) == 1
 
@@ -295,7 +297,7 @@ def _empty(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _held(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what an optimiser keeps, without hooks and without a schedule's wrapper of its step."""
+    """Return the attributes of an optimiser, without hooks and without a schedule's wrapper of its step."""
     return {
         name: value
         for name, value in vars(optimizer).items()

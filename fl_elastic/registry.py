@@ -1,7 +1,7 @@
-"""Registries of named plug-ins, which validate names and explain unknown ones.
+"""Registries of named plug-ins, which validate names and suggest the nearest name for an unknown one.
 
-Built-in names are listed where a registry object is made, those of published methods in their folders of
-`fl_elastic.methods`, and those of other packages in their entry points.
+Built-in names are listed where a registry is defined, names of published methods in the folders of
+`fl_elastic.methods`, and names from other packages in their entry points.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fl_elastic.errors import RegistryError
 T = TypeVar("T")
 Made = TypeVar("Made")
 
-# Imported by name only: plug-ins import the registry, never the other way round.
+# Imported by name when needed: plug-ins import the registry, and the registry must not import them.
 _METHODS = "fl_elastic.methods"
 _NAME = re.compile(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]")
 
@@ -39,7 +39,7 @@ def closest(name: str, known: list[str]) -> str:
 
 
 def or_own(name: str) -> str:
-    """Return the end of an error message for an unknown ``name``: users can name an object of their own instead.
+    """Return the end of an error message for an unknown ``name``, which offers ``module:callable`` instead.
 
     >>> or_own("digit"), or_own("my_project.read")
     (', or module:callable', ", or module:callable, as in 'my_project:read'")
@@ -65,7 +65,7 @@ def from_module(kind: str, spec: str) -> Any:
     Parameters
     ----------
     kind : str
-        Kind of the object, in the words of an error message ("model").
+        Kind of the object, as in an error message ("model").
     spec : str
         The module, a colon, and the name in it, which may have dots.
 
@@ -87,7 +87,7 @@ def from_module(kind: str, spec: str) -> Any:
         raise RegistryError(f"{kind} {spec!r} is not of the form module:callable")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
-        # The folder stays on the path, because the object may import more of its modules later.
+        # The folder stays on the path, because the object may import other modules from it later.
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
@@ -109,7 +109,7 @@ def from_module(kind: str, spec: str) -> Any:
 
 @lru_cache
 def _installed(look: Callable[..., EntryPoints], group: str) -> EntryPoints:
-    """Return the entry points of a group; cached, since searching the installed packages takes six milliseconds."""
+    """Return the entry points of a group; cached, because searching installed packages takes six milliseconds."""
     return look(group=group)
 
 
@@ -119,10 +119,10 @@ class Registry(Generic[T]):
     Parameters
     ----------
     kind : str
-        Kind of the plug-ins, in the words of an error message ("policy").
+        Kind of the plug-ins, as in an error message ("policy").
     group : str, optional
-        Group of entry points with which installed packages add plug-ins. The value of each is the module that
-        registers its name; it is imported only when the name is used.
+        Group of entry points by which installed packages add plug-ins. The value of an entry point is the module
+        that registers its name; the module is imported only when the name is used.
     modules : mapping of str to str, optional
         Modules of this package that register a name, imported in the same way.
     listed_as : str, optional
@@ -213,7 +213,7 @@ class Registry(Generic[T]):
         return self._modules.get(name) or self._listed().get(name)
 
     def _listed(self) -> dict[str, str]:
-        """Return the names that the folders of methods list, importing only each folder's `__init__`."""
+        """Return the names that the folders of methods list; only each folder's `__init__` is imported."""
         if self._listed_as is None:
             return {}
         methods = import_module(_METHODS)
@@ -236,7 +236,7 @@ class Registry(Generic[T]):
 
 
 class Factories(Registry[Callable[..., Made]], Generic[Made]):
-    """A registry of classes, or of other callables, that make one kind of plug-in.
+    """A registry of classes, or of other callables, that return one kind of plug-in.
 
     Examples
     --------

@@ -1,6 +1,7 @@
 """Check a table of settings against a dataclass, and report all problems at once.
 
-The dataclass declares types, defaults and bounds; pydantic checks them. Nothing is converted: text is not a number.
+The dataclass declares types, defaults and bounds; pydantic checks them. Values are not converted: text is not
+accepted as a number.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def approved(check: Callable[[Any], Any]) -> AfterValidator:
 
 
 def known_among(what: str, names: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Return a validator that accepts known names only; they are looked up at each check, since more may come."""
+    """Return a validator that accepts only known names, looked up at each check because names may be added."""
 
     def check(value: str) -> None:
         known = list(names())
@@ -88,7 +89,7 @@ def read_settings(kind: type[T], table: object, problems: list[str], where: str 
     table : object
         The table as read from a file.
     problems : list of str
-        List to which one line is added for each problem: its place, the value seen, what is expected.
+        List to which one line is added for each problem: its place, the value seen, and the expected value.
     where : str
         Place of the table ("fleet.0"), with which each line begins.
 
@@ -119,10 +120,9 @@ def read_settings(kind: type[T], table: object, problems: list[str], where: str 
     return None
 
 
-@lru_cache  # to build one takes longer than to read a table by it
+@lru_cache  # building an adapter takes longer than reading a table with it
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    # Wrapped in a tuple type, a dataclass of the standard library takes over this configuration; alone it would
-    # not.
+    # A dataclass of the standard library only uses this configuration if it is wrapped in a tuple type.
     holder: Any = GenericAlias(tuple, kind)
     return TypeAdapter(holder, config=ConfigDict(extra="forbid"))
 

@@ -1,4 +1,4 @@
-"""A server optimiser that takes longer steps while rounds agree."""
+"""A server optimiser that takes longer steps while successive rounds have similar directions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FACTOR = "factor"
 
 @SERVER_OPTIMIZERS.register("agreement")
 class Agreement(ServerOptimizer):
-    r"""Follows the clients' change, with steps up to 1.5 times as long while successive rounds agree.
+    r"""Steps along the clients' change, up to 1.5 times as far while successive rounds have similar directions.
 
-    Early in a run, and if all clients take part, the changes of successive rounds point the same way, and a longer
-    step saves rounds. If each round pulls the model towards the few clients that took part, the next round undoes
-    part of that, and longer steps would only make the model oscillate more. So the step is `rate` times a factor
-    that follows the cosine of the last two changes,
+    Early in a run, and if all clients take part, the changes of successive rounds have similar directions, and
+    longer steps save rounds. If each round moves the model towards the few clients that took part, the next round
+    reverses part of the change, and longer steps would only make the model oscillate more. So the step is `rate`
+    times a factor that follows the cosine of the last two changes,
     :math:`f \leftarrow \min(\max(f e^{0.2 (\cos + 0.25)}, 1), 1.5)`. The update of the factor is the hypergradient
     of a learning rate (Baydin et al., ICLR 2018; for the server of a federation Wang et al., FedHyper, ICLR 2024)
     without its scale, and with bounds.

@@ -1,4 +1,4 @@
-"""The mean of the global models of the last rounds, which is tested and returned."""
+"""Exponential moving average of the global model, which is evaluated and returned instead of the last model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import CheckpointError, SettingError
 
-# Early in a run, r / (r + _WARM_UP) is below the decay, so that the first models lose their weight faster.
+# The decay is at most r / (r + _WARM_UP) after round r, so that the first models lose their weight faster.
 _WARM_UP = 10
 
 
@@ -27,10 +27,10 @@ class AverageState:
 class ModelAverage:
     r"""Exponential moving average of the global model, round by round.
 
-    If clients differ, each round pulls the global model towards those that took part. The mean over rounds lies
-    nearer to the common optimum than any of the models (Polyak and Juditsky 1992; averaged on the server of a
-    federation, Caldarola et al. 2022). Clients go on training from the newest model. The mean costs the server the
-    memory of one model and one pass over it per round, and the clients nothing.
+    If clients differ, each round moves the global model towards those that took part. The mean over rounds is
+    nearer to the common optimum than any single model (Polyak and Juditsky 1992; on the server of a federation,
+    Caldarola et al. 2022). Clients continue from the newest model. On the server the mean takes the memory of one
+    model and one pass over it per round; clients have no extra cost.
 
     The average after round r is :math:`d \bar w + (1 - d) w` with :math:`d = \min(decay, r / (r + 10))`, so that
     the first models do not affect it for long.
@@ -38,7 +38,7 @@ class ModelAverage:
     Parameters
     ----------
     decay : float
-        Between 0 and 1; about 1 / (1 - decay) rounds count.
+        Between 0 and 1; the average extends over about 1 / (1 - decay) rounds.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class ModelAverage:
                 self._mean[name] = np.asarray(keep * self._mean[name] + (1 - keep) * value)
 
     def begin_anew(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Begin the mean anew with this model, so that it holds nothing of earlier models."""
+        """Restart the mean from this model, so that it does not depend on earlier models."""
         self.rounds, self._mean = 0, {}
         self.add(weights)
 

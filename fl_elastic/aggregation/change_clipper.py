@@ -18,16 +18,16 @@ from fl_elastic.update.partial import PackedDeltas
 
 # Number of past rounds from which the usual size of a change is computed.
 _ROUNDS = 5
-# With fewer contributors, a single one could shift the usual size, which may then at most double per round.
+# If there are few contributors, a single one could shift the usual size; then it grows at most by this factor.
 _GROWTH = 2.0
-# In a round, small parameters of an untrained model change by several times their size, on fast devices by many
-# times. Above the first bound a change is compared with the round's other changes; no honest change exceeds the
-# second.
+# In one round, small parameters of an untrained model change by several times their own size, on fast devices by
+# many times. A change above the first multiple is compared with the round's other changes. No honest change exceeds
+# the second multiple.
 _DOUBTED, _FIRST = 4.0, 1000.0
-# The usual size is then known from a single round only, so this smaller multiple of it is believed.
+# If the usual size is known only from the same round, this smaller multiple of it is accepted.
 _NEW = 10.0
-# A change that is smaller than this, relative to the tensor or the model, is rounding, for example in a bias before
-# a BatchNorm, which has no gradient: over a round's steps, a norm of a batch of two adds up to some 1e-6.
+# A change smaller than this, relative to the tensor or the model, is rounding error: for example that of a bias
+# before a BatchNorm, whose exact gradient is zero, adds up to about 1e-6 over a round's steps with batches of two.
 _ROUNDED = 1e-5
 # No tensor's name begins with a dot.
 _EARLY = ".early."
@@ -35,7 +35,7 @@ _EARLY = ".early."
 
 @dataclass(frozen=True)
 class UsualSizes:
-    """State of a `ChangeClipper`: by tensor, the usual sizes of recent rounds, and sizes from too few clients."""
+    """State of a `ChangeClipper`: by tensor, usual sizes of recent rounds, and sizes known from too few clients."""
 
     usual: dict[str, tuple[float, ...]]
     early: dict[str, tuple[float, ...]]
@@ -50,25 +50,25 @@ class UsualSizes:
 class ChangeClipper:
     """Shortens a client's change of a parameter that is many times larger than usual for the tensor.
 
-    The size of a change is the root of its mean square. The usual size is the largest of the last five rounds,
-    without the largest fifth of each round's contributors: in an unequal fleet most clients take few steps, and
-    some take many. So one reply can neither destroy the model nor fill the moments of a server optimiser, whose
-    root mean squares take hundreds of rounds to forget it. Directions are not checked: this is not a robust rule.
+    The size of a change is its root mean square. The usual size is the largest one in the last five rounds, without
+    the largest fifth of each round's contributors: in an unequal fleet most clients take few steps, and some take
+    many. So one reply can neither destroy the model nor dominate the second moments of a server optimiser for
+    hundreds of rounds. Directions are not checked: this is not a robust rule.
 
     Nothing is shortened until the usual size is known. Before that, a change is `doubted` if it is more than four
-    times as large as the tensor or the model (for a bias or scale, as the model's largest tensor). The caller keeps
-    a doubted update until `hear` was called for all updates of the round. A change is then accepted up to ten times
-    the other clients' change of the tensor, or up to four times the size of the tensor. If fewer than three clients
-    train the tensor, the others' largest changes relative to their tensors' sizes decide. With one or two clients a
-    change may be a thousand times as large as the tensor.
+    times as large as the tensor or the model (for a bias or scale, as the model's largest tensor). The caller holds
+    a doubted update back until `hear` was called for all updates of the round. A change is then accepted up to ten
+    times the other clients' change of the tensor, or up to four times the size of the tensor. If fewer than three
+    clients train the tensor, it is compared with the other clients' largest changes relative to their tensors'
+    sizes. With one or two clients a change may be a thousand times as large as the tensor.
 
-    Running statistics are never shortened. If honest clients make larger changes from one round on, these are
-    shortened once and are usual afterwards.
+    Running statistics are never shortened. If honest clients' changes become larger in some round, they are
+    shortened in that round only, and count as usual afterwards.
 
     Parameters
     ----------
     most : float
-        Multiple of the usual size that is believed.
+        Largest accepted multiple of the usual size.
 
     Examples
     --------
@@ -91,7 +91,8 @@ class ChangeClipper:
         self.most = most
         self._usual: dict[str, list[float]] = {}
         self._seen: dict[str, list[float]] = {}
-        # Sizes of tensors that too few clients have trained: one device may take one step, another one twenty.
+        # Sizes of changes of tensors that too few clients have trained: one device may take one step, another
+        # twenty.
         self._early: dict[str, list[float]] = {}
         # Sizes of the tensors of the round's model.
         self._sizes: dict[str, float] | None = None
@@ -99,7 +100,7 @@ class ChangeClipper:
         self._times: list[float] = []
 
     def doubted(self, update: PartialUpdate, manifest: Manifest, base: Weights) -> float:
-        """Return the size of the largest doubtful change relative to its tensor; 0 if no change is doubtful."""
+        """Return the largest doubtful change, as a multiple of its tensor's size; 0 if no change is doubtful."""
         if not math.isfinite(self.most):
             return 0.0
         times = [
@@ -120,7 +121,7 @@ class ChangeClipper:
     def bounded(
         self, update: PartialUpdate, manifest: Manifest, base: Weights, *, heard: bool = False
     ) -> tuple[PartialUpdate, list[str]]:
-        """Return the update with changes that are too large shortened, and the names of these tensors.
+        """Return the update with too large changes shortened, and the names of their tensors.
 
         Parameters
         ----------
@@ -131,7 +132,7 @@ class ChangeClipper:
         base : mapping of str to ndarray
             The model.
         heard : bool
-            Whether `hear` was called for it, and for all others of the round.
+            Whether `hear` was called for this update and for all others of the round.
         """
         if not math.isfinite(self.most):
             return update, []
@@ -151,7 +152,7 @@ class ChangeClipper:
         return replace(update, deltas=deltas), shortened
 
     def close(self) -> None:
-        """End a round: the sizes of its clients' changes define what is usual in later rounds."""
+        """End a round: the sizes of its changes count for the usual sizes in later rounds."""
         for name, sizes in self._seen.items():
             before = self._usual.get(name, [])
             if not before:
@@ -162,7 +163,7 @@ class ChangeClipper:
             now = _usual_of(sizes)
             if before and len(sizes) < FEWEST:
                 now = min(now, _GROWTH * max(before))
-            # A tensor that nobody changes in this round may change again later.
+            # A tensor that no client changes in this round may change again later.
             if now > 0:
                 self._usual[name] = [*before, now][-_ROUNDS:]
         self._seen, self._sizes, self._times = {}, None, []
@@ -172,7 +173,7 @@ class ChangeClipper:
         self._seen, self._sizes, self._times = {}, None, []
 
     def _most_of(self, name: str, manifest: Manifest, base: Weights, heard: bool) -> float:
-        """Return the largest believed size of a change of a tensor."""
+        """Return the largest accepted size of a change of a tensor."""
         known = self._usual.get(name)
         if known:
             return self.most * max(known)
@@ -194,7 +195,7 @@ class ChangeClipper:
                 n: _size(base[n]) for n in manifest.names if manifest.role(n) is Role.PARAMETER
             }
             whole, largest = _sizes_of_model(manifest, sizes)
-            # Biases and scales begin near zero, compared with weights with few inputs.
+            # Biases and scales may begin near zero, so they are compared with the largest tensor.
             self._sizes = {
                 n: max(size, largest if len(manifest.shape(n)) < 2 else whole)
                 for n, size in sizes.items()
@@ -241,7 +242,7 @@ def _size(numbers: NDArray[Any]) -> float:
 
 
 def _size_in(update: PartialUpdate, name: str) -> float:
-    """Return the root mean square of a delta, which a decoded update may know already."""
+    """Return the root mean square of a delta; a decoded update may have computed the sum of squares already."""
     deltas, delta = update.deltas, update.deltas[name]
     square = deltas.square(name) if isinstance(deltas, PackedDeltas) else None
     if square is None or not 0 < square < math.inf:

@@ -14,7 +14,7 @@ from fl_elastic.errors import CheckpointError
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-# Factor by which the weight of a round falls with each later one.
+# Factor by which the weight of a round falls with each later round.
 _MEMORY = 0.95
 
 
@@ -109,8 +109,8 @@ class CoverageLedger:
     def probabilities(self, client: str) -> dict[str, float]:
         """Return how often a client has trained each parameter lately.
 
-        This is the share of its rounds, with older rounds counting less, plus one imagined round in which it
-        trained everything: an unknown client has 1, and no client has 0.
+        This is the share of its rounds in which it trained the parameter. Older rounds have less weight, and one
+        fictitious round in which it trained everything is added: an unknown client has 1, and no client has 0.
         """
         entry = self.clients.get(client)
         if entry is None:

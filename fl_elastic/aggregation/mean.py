@@ -32,15 +32,15 @@ class MergeOptions:
         Whether to divide each delta by the number of local steps of its tensor (FedNova, per tensor), so that a
         client with more steps does not pull the model to its own optimum.
     late : {"drop", "merge"}
-        What happens to an update that arrives in a later round: it is dropped, or merged with less weight if the
-        client has sent none in that round.
+        How an update that arrives in a later round is treated: it is dropped, or merged with less weight unless the
+        client has sent another update in that round.
     staleness_power : float
         A delta that is s rounds late is weighted by (1 + s) to the power of minus this (FedAsync, Xie et al. 2019);
         0 gives it full weight, and 1 gives half the weight to a delta that is one round late.
     bad_share : float
-        Share of a round's clients, at least one client, that robust rules assume to be bad; below one half. A
-        tensor changes only if more good clients than possibly bad ones trained it: with two of ten bad, five
-        contributors are needed. 0 assumes none.
+        Share of a round's clients, but at least one client, that robust rules assume to be bad; below one half. A
+        tensor changes only if more good clients than possibly bad ones trained it: if two of ten may be bad, five
+        contributors are needed. 0 means that no client is bad.
     size_bound : float
         `PartialUpdates` shortens a client's change of a tensor to this multiple of the usual change
         (`ChangeClipper`); infinite for no bound.
@@ -92,10 +92,10 @@ class PartialMean:
     :math:`w_k \leftarrow w_k + \sum_{i \in S_k} n_i \Delta_{ik} / D_k`, with the clients :math:`S_k` that trained
     tensor k, their example counts, and a divisor that depends on the rule. If every client trains every tensor in
     equally many steps, all linear rules equal FedAvg. A client that trained some channels of a tensor counts only
-    in these. Under a linear rule running statistics are averaged over the clients that updated them, because a zero
-    change is no observation. Under a robust rule they are merged like parameters, and a tensor is unchanged unless
-    a quorum of clients trained it. A running variance never becomes negative. Integer buffers keep the base's
-    value.
+    in these. Under a linear rule running statistics are averaged over the clients that updated them, because a
+    client that did not update them has observed nothing. Under a robust rule they are merged like parameters, and a
+    tensor is unchanged unless a quorum of clients trained it. A running variance never becomes negative. Integer
+    buffers keep the base's value.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class PartialMean:
     rule : str or AggregationRule
         A registered name, or an object; a robust or joint rule keeps every update until `finish`.
     limits : Limits, optional
-        Bounds of the counts that the server believes.
+        Bounds of the numbers that the server accepts.
     options : MergeOptions, optional
         Weights, step normalisation, staleness.
 
@@ -145,12 +145,12 @@ class PartialMean:
 
     @property
     def touched(self) -> frozenset[str]:
-        """Names of the tensors that some client trained or observed; after `finish`, of those that could change."""
+        """Names of tensors that some client trained or updated; after `finish`, of those that could change."""
         kept = {name for update, _ in self._kept for name in update.deltas}
         return frozenset(self._sums) | (kept - self.stayed.keys())
 
     def memory(self, size: int) -> NDArray[np.float32]:
-        """Return an array for the numbers of one update, which is reused once `add` has added them.
+        """Return an array for the numbers of one update; it is reused after `add` has added them.
 
         See `fl_elastic.update.decode`. Rules that keep updates get new arrays.
         """
@@ -175,7 +175,7 @@ class PartialMean:
         probabilities : dict of str to float, optional
             Probabilities with which the client trains each tensor; 1 for missing names.
         staleness : int
-            By how many rounds the update is late.
+            Number of rounds by which the update is late.
         checked : bool
             Whether the update is already known to be valid, for example because `fl_elastic.update.decode` checked
             it with the same limits.
@@ -195,7 +195,7 @@ class PartialMean:
             if isinstance(self._rule, JointRule):
                 self._kept.append((update, weight))
             addends = self._addends(update, weight, probabilities or {})
-            # A decoded update owns its memory, or has borrowed it from here.
+            # A decoded update owns its memory, or has it from `memory`.
             self._flat.add(joined(addends), waits=isinstance(update.deltas, PackedDeltas))
         self._total += weight
         self.clients += 1
@@ -241,7 +241,7 @@ class PartialMean:
         """
         self.manifest.check_weights(base)
         combined = self._combined(base)
-        # One tensor at a time: merged deltas of the whole model would take the memory of two more models.
+        # Process one tensor at a time: merged deltas of the whole model would take the memory of two more models.
         return {
             name: _moved(
                 name, base[name], self._delta(name, combined), self.manifest.array_dtype(name)
@@ -252,7 +252,7 @@ class PartialMean:
     def _delta(
         self, name: str, combined: Mapping[str, NDArray[np.float64]]
     ) -> NDArray[np.float64] | None:
-        """Return the merged delta of one tensor; None if nobody trained it."""
+        """Return the merged delta of one tensor; None if no client trained it."""
         summed = self._sums.get(name)
         if name in combined or summed is None:
             return combined.get(name)
@@ -261,7 +261,7 @@ class PartialMean:
         return summed.mean(self._flat.of(name), rule, self._total)
 
     def _combined(self, base: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
-        """Return the deltas of a rule that looks at all updates of the round."""
+        """Return the deltas of a rule that needs all updates of the round."""
         if isinstance(self._rule, JointRule):
             return self._rule.together(
                 base, [(self._normalised(update), w) for update, w in self._kept]
@@ -324,7 +324,7 @@ def _moved(
     with np.errstate(over="ignore"):
         new = np.asarray(np.add(base, delta, dtype=np.float64)).astype(dtype)
     if is_variance(name):
-        # Rounding on the wire, or a late update, can also make it negative.
+        # Rounding by a codec, or a late update, can also make a running variance negative.
         new = np.maximum(new, 0, dtype=dtype)
     if not math.isfinite(reach(new)):
         raise UpdateError(f"merged tensor {name!r} is beyond the range of {dtype}")

@@ -14,7 +14,7 @@ from fl_elastic.update import PartialUpdate
 
 _Array = NDArray[np.float64]
 _A = re.compile(r"lora_(embedding_)?A")
-# Relative to the largest singular value: smaller ones are rounding errors.
+# Singular values below this share of the largest one are rounding errors.
 _NOTHING = 1e-12
 
 Factors = tuple[_Array, _Array]
@@ -28,13 +28,14 @@ class Products(JointRule):
     Averaging the two factors of an adapter separately has an error: their covariance over the clients. This rule
     multiplies each client's factors as they were after its training, averages the products by the contributors'
     weights, and takes the nearest product of the model's rank by a singular value decomposition, as FlexLoRA does
-    (Bai et al., NeurIPS 2024). The merged A has orthogonal rows of the clients' RMS length, the most important one
-    first. A client that trained only some rows of A and columns of B keeps the others as they were sent to it.
+    (Bai et al., NeurIPS 2024). The merged A has orthogonal rows, with the root mean square of the lengths of
+    clients' rows, the most important one first. If a client trained only some rows of A and columns of B, its
+    others are those of the model sent to it.
 
-    Pairs are found by name: ``lora_A`` beside ``lora_B``, as in peft. Every other tensor is averaged over the
-    clients that trained it. The result is exact as long as the rank of all products together does not exceed the
-    model's; the rest is lost. Updates are kept until the end of the round, so memory grows with the number of
-    clients.
+    Pairs are found by name, ``lora_A`` beside ``lora_B``, as in peft. Every other tensor is averaged over the
+    clients that trained it. The result is exact if the rank of the mean product does not exceed the model's;
+    otherwise the smallest components are lost. Updates are kept until the end of the round, so memory grows with
+    the number of clients.
 
     Examples
     --------
@@ -126,7 +127,7 @@ def nearest_factors(b: _Array, a: _Array, rank: int, length: float) -> Factors:
     >>> np.linalg.norm(a, axis=1).round(3).tolist()
     [0.5, 0.5]
     """
-    # The product is as large as the frozen weight, so only the small core of the stacks is decomposed.
+    # The product is as large as the frozen weight, so only a small core is decomposed (QR of both stacks first).
     left, upper = np.linalg.qr(b)
     right, lower = np.linalg.qr(a.T)
     u, singular, v = np.linalg.svd(upper @ lower.T)

@@ -1,4 +1,4 @@
-"""Rules that a minority of bad updates cannot sway; `MergeOptions.bad_share` says how large a minority."""
+"""Rules whose result a minority of bad updates, up to `MergeOptions.bad_share`, cannot control."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_elastic.update import PartialUpdate
 from fl_elastic.update.partial import trained_part
 
 _Array = NDArray[np.float64]
-# Larger than any mean square of numbers that pass the checks; sums of it are finite.
+# Larger than any mean square of numbers that pass the checks, and sums of several are still finite.
 _FARTHEST = 1e200
 
 
@@ -30,7 +30,7 @@ class Median(RobustRule):
 
 @RULES.register("trimmed_mean")
 class TrimmedMean(RobustRule):
-    """Mean of each element, without the largest and smallest values: on each side as many as may be bad.
+    """Mean of each element without its largest and smallest values: on each side, as many as clients may be bad.
 
     Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018). All clients have equal weight.
     """
@@ -51,10 +51,10 @@ class TrimmedMean(RobustRule):
 class NormClipping(RobustRule):
     """Weighted mean of deltas shortened to the median norm of the tensor's deltas.
 
-    After Sun et al., "Can You Really Backdoor Federated Learning?" (2019), with a bound per tensor from the
-    contributors themselves, so that it suits updates of different tensors. The rule trusts directions, but not
-    sizes. Norms are per trained element, so that training a part of a tensor does not look like a small change. All
-    clients have equal weight: if sizes are not believed, counts of examples should not be either.
+    After Sun et al., "Can You Really Backdoor Federated Learning?" (2019), with a bound per tensor computed from
+    the contributors themselves, so that updates may contain different tensors. The rule limits sizes, but does not
+    check directions. Norms are per trained element, so that training a part of a tensor does not look like a small
+    change. All clients have equal weight, because counts of examples are no more reliable than sizes.
     """
 
     def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
@@ -73,9 +73,9 @@ class Krum(RobustRule):
     """The single update that is nearest to most others.
 
     Blanchard et al., "Machine Learning with Adversaries" (NeurIPS 2017). Updates are compared over the tensors that
-    have a quorum, two updates over the tensors that both hold, by their mean squared difference; two that share
-    less than half of the numbers get the largest distance. Tensors that the chosen update does not hold are
-    unchanged.
+    have a quorum. The distance of two updates is the mean squared difference over the tensors that both contain; it
+    is the largest possible if these are less than half of the numbers. Tensors that the chosen update does not
+    contain are unchanged.
     """
 
     def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:

@@ -1,4 +1,4 @@
-"""How the deltas of one tensor are merged: the interface of rules, their registry, and the linear rules."""
+"""The interface of rules that merge the deltas of a tensor, their registry, and the linear rules."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class AggregationRule:
     Attributes
     ----------
     draws_parts : bool
-        Whether a client that trained a part of a tensor is assumed to have drawn it at random, so that the part's
-        share of the tensor multiplies the ``probability`` that `weight` is given.
+        Whether a client that trained a part of a tensor is assumed to have drawn the part at random, so that the
+        ``probability`` passed to `weight` is multiplied by the part's share of the tensor.
     """
 
     draws_parts: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class AggregationRule:
 
 
 class LinearRule(AggregationRule, ABC):
-    """Divides the sum of weighted deltas; updates are merged one by one, in the memory of one model."""
+    """Divides the sum of weighted deltas by a `divisor`; updates are merged one by one, in one model's memory."""
 
     @abstractmethod
     def divisor(self, contributed: Amount, total: float) -> Amount:
@@ -71,7 +71,7 @@ class JointRule(LinearRule, ABC):
     def together(
         self, base: Mapping[str, NDArray[Any]], updates: Sequence[tuple[PartialUpdate, float]]
     ) -> dict[str, NDArray[np.float64]]:
-        """Return the merged deltas of these tensors.
+        """Return the merged deltas of the tensors that are merged jointly.
 
         Parameters
         ----------
@@ -83,11 +83,11 @@ class JointRule(LinearRule, ABC):
 
 
 class RobustRule(AggregationRule, ABC):
-    """Looks at all deltas of a tensor together, so that a few bad ones cannot decide.
+    """Merges all deltas of a tensor together, so that a few bad ones cannot control the result.
 
     Every update of the round is kept until its end, so memory grows with the number of clients. The rule is only
-    applied to elements with a quorum: with more honest contributors than bad ones, as long as no more clients are
-    bad than `MergeOptions` assumes.
+    applied to elements with a quorum: enough contributors that more of them are honest than bad, as long as no more
+    clients are bad than `MergeOptions` assumes.
     """
 
     @abstractmethod
@@ -185,11 +185,11 @@ class InverseProbability(LinearRule):
 
 @RULES.register("inverse_share")
 class InverseShare(InverseProbability):
-    """Weights each delta as ``inverse_probability`` does, and by one over the share of the tensor that was trained.
+    """Weights each delta like ``inverse_probability``, times one over the share of the tensor that was trained.
 
-    For clients that train windows of channels, drawn so that each channel is held equally often: the share that a
-    client trained is the probability of each channel, so nobody has to claim it. A client with narrow windows then
-    counts, over the rounds, as much as a client that trains everything.
+    For clients that train windows of channels, drawn so that each channel is equally likely: the share that a
+    client trained is then the probability of each channel, and the client need not report it. Over the rounds, a
+    client with narrow windows has the same weight as a client that trains everything.
     """
 
     draws_parts = True

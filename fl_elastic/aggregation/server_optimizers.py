@@ -1,4 +1,4 @@
-"""Server optimisers that do not move tensors that nobody trained."""
+"""Server optimisers that do not move tensors that no client trained."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class OptimizerState:
 
 
 class ServerOptimizer(ABC):
-    """Treats the merged change of a tensor as a gradient, and takes a step along it.
+    """Treats the merged change of a tensor as a pseudo-gradient, and takes a step along it.
 
-    It is lazy: a tensor that no client trained keeps its value, its moments and its own count of steps. An
-    optimiser that is not lazy would move it along stale moments.
+    It is lazy: a tensor that no client trained keeps its value, its moments and its own count of steps. Otherwise
+    stale moments would move it.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ class ServerOptimizer(ABC):
     default_rate : float
         Default learning rate.
     relative : bool
-        Whether a step is a multiple of the clients' changes, so that a rate above 1 goes further than the clients
-        did.
+        Whether a step is a multiple of the clients' changes, so that with a rate above 1 the model moves further
+        than the clients' models.
     """
 
     default_rate: ClassVar[float] = 1.0
@@ -66,7 +66,7 @@ class ServerOptimizer(ABC):
     def step(
         self, base: Mapping[str, _Array], merged: Mapping[str, _Array], touched: Collection[str]
     ) -> _Weights:
-        """Return the new weights; a step that raises leaves the optimiser's state unchanged.
+        """Return the new weights; if this raises an error, the optimiser's state is unchanged.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class ServerOptimizer(ABC):
 
     @abstractmethod
     def direction(self, name: str, change: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-        """Return the direction of the step, given the change that the clients ask for.
+        """Return the direction of the step, given the merged change of the clients.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ SERVER_OPTIMIZERS: Factories[ServerOptimizer] = Factories(
 
 @SERVER_OPTIMIZERS.register("sgd")
 class Sgd(ServerOptimizer):
-    """Follows the clients' change; at rate 1 the result is the merged model."""
+    """Steps along the clients' change; with rate 1 the result is the merged model."""
 
     def direction(self, name: str, change: NDArray[np.float64], count: int) -> NDArray[np.float64]:
         """Return the change."""
@@ -190,7 +190,7 @@ class _Adaptive(ServerOptimizer):
         return np.asarray(self.correction(count) * mean / (np.sqrt(square) + self.tau))
 
     def correction(self, count: int) -> float:
-        """Return the factor that corrects moments that start at zero."""
+        """Return the bias correction for moments that start at zero."""
         del count
         return 1.0
 
@@ -214,7 +214,7 @@ class Adam(_Adaptive):
 
 @SERVER_OPTIMIZERS.register("yogi")
 class Yogi(_Adaptive):
-    """FedYogi, lazy: the mean square moves by the sign of its error, so that it does not jump."""
+    """FedYogi, lazy: the mean square changes additively, by the sign of its error, so that it does not jump."""
 
     def squares(self, name: str, change: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the running mean square, moved towards the new square by a fixed share of that square."""

@@ -17,11 +17,11 @@ from fl_elastic.aggregation.rules import Amount, LinearRule
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-# Numbers per piece: its sum, one product and the numbers themselves fit into a core's own cache.
+# Numbers per piece, such that its sum, one product and the numbers themselves fit into a core's own cache.
 _PIECE = 16_000
 # Number of updates that are collected before all of them are added in one pass.
 _AT_ONCE = 4
-# Multiple of the median of a round's steps up to which a client's steps are believed.
+# A client's steps are limited to this multiple of the median of its round, and to the median over it.
 _FURTHEST = 10
 
 
@@ -46,7 +46,7 @@ class Addend(NamedTuple):
 
 
 def joined(addends: Sequence[Addend]) -> Iterator[Addend]:
-    """Join addends that continue each other, so that a whole model is added in one go.
+    """Join consecutive addends with the same factor, so that a whole model is added at once.
 
     Examples
     --------
@@ -74,9 +74,9 @@ def joined(addends: Sequence[Addend]) -> Iterator[Addend]:
 class FlatSum:
     """Sums of all tensors that are averaged, in the manifest's order, in double precision.
 
-    Double precision makes the result independent of the order of replies, up to the rounding at the end. The sum
-    has twice the bytes of an update, so a few updates are collected first, and the sum is read and written once for
-    all of them. The system provides memory only for tensors to which something is added.
+    In double precision the result does not depend on the order of replies, up to the final rounding. The sum has
+    twice the bytes of an update, so a few updates are collected, and the sum is read and written only once for all
+    of them. The system provides memory only for tensors to which numbers are added.
 
     Parameters
     ----------
@@ -100,16 +100,15 @@ class FlatSum:
         self._sum = np.zeros(size)
         self._waiting: list[Addend] = []
         self._updates = 0
-        # Weak references: an update that is never added is freed like anything else.
+        # Weak references, so that an update that is never added can be freed.
         self._lent: WeakValueDictionary[int, NDArray[np.float32]] = WeakValueDictionary()
         self._spare: list[NDArray[np.float32]] = []
         self._product = np.empty(min(_PIECE, size))
 
     def memory(self, size: int) -> NDArray[np.float32]:
-        """Return an array for ``size`` numbers of one update; adding them gives it back.
+        """Return an array for ``size`` numbers of one update; it is reused after `add` has added them.
 
-        New memory costs as much as the numbers, because the system clears it page by page. Once the numbers are in
-        the sum, the array is reused for the next update.
+        New memory would take as much time as reading the numbers, because the system clears it page by page.
         """
         array = self._spare.pop() if self._spare else np.empty(len(self._sum), np.float32)
         self._lent[id(array)] = array
@@ -148,7 +147,7 @@ class FlatSum:
             product, total = self._product[:count], self._sum[to + done : to + done + count]
             for addend in addends:
                 begin = addend.start + done
-                # Two steps take less time than one that multiplies and converts.
+                # Converting first and then multiplying is faster than doing both in one operation.
                 np.copyto(product, addend.numbers[begin : begin + count])
                 np.multiply(product, addend.factor, out=product)
                 np.add(total, product, out=total)
@@ -169,8 +168,8 @@ class TensorSum:
     normalise_steps : bool
         Whether deltas are divided by the client's local steps and multiplied by the weighted mean of the steps:
         FedNova (Wang et al., NeurIPS 2020) per tensor, :math:`\bar\tau \sum_i n_i \Delta_i / \tau_i / \sum_i n_i`.
-        In this mean, the number of steps of each client is limited to between a tenth of the median and ten times
-        the median.
+        In this mean, each client's number of steps is limited to between a tenth of the median and ten times the
+        median.
     """
 
     __slots__ = ("_clients", "_contributed", "_normalise", "_steps")
@@ -183,7 +182,7 @@ class TensorSum:
         self._clients: dict[int, int] = {}
 
     def add(self, weight: float, steps: int, part: NDArray[np.bool_] | None) -> float:
-        """Count one client's delta, and return the factor to add it with.
+        """Count one client's delta, and return the factor by which to multiply it in the sum.
 
         Parameters
         ----------
@@ -205,14 +204,14 @@ class TensorSum:
     def mean(
         self, summed: NDArray[np.float64], rule: LinearRule | None, total: float
     ) -> NDArray[np.float64]:
-        """Return the merged delta; zero in elements that nobody trained.
+        """Return the merged delta; zero in elements that no client trained.
 
         Parameters
         ----------
         summed : array
             Sum of the deltas times their factors.
         rule : LinearRule or None
-            Gives the divisor; None means the mean over the contributors.
+            Rule whose divisor is used; None for the mean over the contributors.
         total : float
             Weight of all clients.
         """
@@ -224,7 +223,7 @@ class TensorSum:
 
     @property
     def mean_steps(self) -> Amount:
-        """Weighted mean of the believed steps, to multiply deltas per step by; 1 if they are not normalised."""
+        """Weighted mean of the limited step counts, which multiplies deltas per step; 1 if not normalised."""
         if not self._normalise:
             return 1.0
         usual = statistics.median_low(Counter(self._clients).elements())

@@ -16,7 +16,7 @@ from fl_elastic.planning.cost_report import CostReport
 from fl_elastic.planning.run_schedule import RunAtCut, RunLength
 from fl_elastic.training.measured import MeasuredPlan
 
-# A row is left out of the table unless its run takes longer than that of the row above by this factor.
+# A row is only printed if its run takes longer than that of the previously printed row by this factor.
 _WORTH_A_ROW = 1.15
 
 
@@ -32,8 +32,9 @@ def costs_line(report: CostReport | RefusedPolicy) -> str:
     if isinstance(report, RefusedPolicy):
         return f"{report.policy} refuses: {report.reason}"
     return (
-        f"a step keeps {short(report.backward_bytes)} bytes for the way back, takes {short(report.peak_bytes)} at "
-        f"most and {short(report.backward_macs)} multiply-adds back; {short(report.uplink_bytes)} bytes are sent"
+        f"a step keeps {short(report.backward_bytes)} bytes for the backward pass, which takes "
+        f"{short(report.backward_macs)} multiply-adds; its peak is {short(report.peak_bytes)} bytes, and "
+        f"{short(report.uplink_bytes)} bytes are sent"
     )
 
 
@@ -48,7 +49,7 @@ def print_costs(
     Times are predictions of the cost profile, except those of the measured plan.
     """
     steps = _table(
-        f"what a step takes, as predicted{f'; {chosen}: as measured' if measured else ''}",
+        f"costs of a step, predicted{f'; {chosen}: measured' if measured else ''}",
         ("groups", "depth", "ms", "speed-up", "steps", "MACs", "sent"),
     )
     kept = _table(
@@ -73,7 +74,7 @@ def print_schedule(schedule: Sequence[RunAtCut], length: RunLength) -> None:
     """Print the costs of a run with the fleet's cut at each place, and without a cut."""
     table = _table(
         f"{length.rounds} rounds of {length.epochs} epochs over {length.examples} examples, by the deepest "
-        "group that anybody trains",
+        "group that any client trains",
         ("weights", "step\nneeds", "features", "first\npass s", "step\nms", "run s", "times\nsooner",
          "pays after\nround"),
         first="group",
@@ -146,7 +147,7 @@ def _table(title: str, columns: Sequence[str], first: str = "policy") -> Table:
     table = Table(
         title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
     )
-    # Fold long names: cut off, different ones could look alike.
+    # Fold long names: if cut off, different ones could look the same.
     table.add_column(first, overflow="fold")
     for column in columns:
         table.add_column(column, justify="right")

@@ -44,7 +44,7 @@ def server(
 ) -> None:
     """Run the fleet's server in the foreground: this process becomes flower-superlink.
 
-    It needs fleet.toml and server/ of the fleet's folder; the authority's key can be kept elsewhere. Whoever
+    It needs fleet.toml and server/ of the fleet's folder; the authority's key can be kept elsewhere. Anyone who
     reaches the port can submit runs, and every node executes their code. By default it therefore listens on this
     machine only: put the gateway (deploy/gateway) before it, or give an address in the fleet's own network, behind
     a firewall.
@@ -184,7 +184,7 @@ def rotate(
     """Give a node or the server a new key.
 
     A node's old key is deleted and unregistered, and a revoked node is accepted again: copy its folder to the
-    device. After rotating the server's key, restart the server; nodes need nothing, since the authority is the
+    device. After rotating the server's key, restart the server; nodes need no change, because the authority is the
     same.
     """
     from fl_elastic.fleet.layout import FleetFolder
@@ -230,7 +230,7 @@ def _fail_if_refused(done: list[Registration]) -> None:
 
 
 def _registered_if_possible(folder: FleetFolder, name: str) -> list[Registration]:
-    """Update the server's registration of one node; if it does not answer, ``register`` does it later."""
+    """Update the server's registration of one node; if the server does not answer, run ``register`` later."""
     from fl_elastic.fleet.flower_cli import ServerUnreachable, flower_at
     from fl_elastic.fleet.inventory import load_inventory
     from fl_elastic.fleet.register import register as register_all

@@ -47,7 +47,7 @@ def submit(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a Flower app on the fleet, and wait until the run has really ended; Ctrl-C stops the run.
+    """Run a Flower app on the fleet, and wait until the run has ended; Ctrl-C stops the run.
 
     The fleet's own app trains a scenario and writes into server/results. Another app is given that folder, too,
     if it has an empty setting ``results``; ``fleet status`` reads rounds.jsonl there.
@@ -138,7 +138,7 @@ def up(
     except KeyboardInterrupt:
         if keep is not None:
             raise
-        say("interrupted; nothing is kept: give --keep FOLDER to keep what was done")
+        say("interrupted; nothing is kept: --keep FOLDER would keep the results")
         raise typer.Exit(130) from None
     _finish(state, as_json, result)
 
@@ -239,5 +239,5 @@ def _text(value: object) -> str:
 
 
 def _as_interruption(number: int, frame: FrameType | None) -> None:
-    """Turn a service manager's signal into an interruption, so that all started processes are ended in order."""
+    """Raise KeyboardInterrupt for a service manager's signal, so that all started processes are ended in order."""
     raise KeyboardInterrupt

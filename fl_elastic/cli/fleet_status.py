@@ -62,7 +62,7 @@ def status(
 
 
 def _table(found: Sequence[NodeStatus]) -> Table:
-    # With padding at the edge, rich takes the first column for one narrower than it is, and cuts names off.
+    # With padding at the edge, rich makes the first column too narrow and cuts names off.
     table = Table(
         box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, show_edge=False, pad_edge=False
     )

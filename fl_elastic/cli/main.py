@@ -48,7 +48,7 @@ def _about(
 
 
 def _add_installed() -> None:
-    """Add the commands of installed packages; a missing command of the laboratory says what to install."""
+    """Add the commands of installed packages; a missing command of the laboratory names the package to install."""
     found = {entry.name: entry for entry in entry_points(group="fl_elastic.commands")}
     for name, entry in sorted(found.items()):
         try:
@@ -81,7 +81,7 @@ _add_installed()
 
 def main() -> None:
     """Run the command line; an error of fl_elastic or the disk becomes one line and an exit status."""
-    # Switch off the telemetry of the libraries, unless the user has set it, and a warning of one of them.
+    # Disable the telemetry of libraries, unless the user has set it, and a warning of one of them.
     for switch in (
         "FLWR_TELEMETRY_ENABLED",
         "RAY_USAGE_STATS_ENABLED",

@@ -112,7 +112,7 @@ def plan(
         wanted = None if source is None or source.name == "DEFAULT" else shape
         _read(model, network, shape, batch_size, class_count, data, wanted, as_json)
         return
-    # Shown on a terminal only: planning takes seconds to minutes.
+    # Progress, shown only on a terminal: planning takes seconds to minutes.
     with Console(stderr=True).status(f"{model}: ...") as shown:
         found = planned(
             network, shape, batch_size, class_count, budget, policy, importance,
@@ -212,7 +212,7 @@ def _print(model: str, result: dict[str, Any]) -> None:
         step, known = result["predicted_step_seconds"], "predicted"
     console.print(
         f"full step {1e3 * result['full_step_seconds']:.1f} ms, planned {1e3 * step:.1f} ms ({known}); "
-        f"speed-up asked {result['requested_speedup']:.2f}, got {result['achieved_speedup']:.2f}",
+        f"speed-up requested {result['requested_speedup']:.2f}, achieved {result['achieved_speedup']:.2f}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     if result["step_fraction"] < 1:

@@ -24,7 +24,7 @@ from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.sums_size import sums_bytes
 
 _WARM = 2
-# Examples of a client with so many that its sums have their largest size; with few it sends less.
+# Number of examples of a client whose sums have their largest size; with few examples they are smaller.
 _MANY = 10**6
 
 
@@ -70,7 +70,7 @@ def describe_places(
         loader = _loader(data, shape, batch_size)
         if wanted is not None:
             _refuse_other_inputs(data, loader, wanted)
-    # Warm up, so that work of the first pass alone is not counted.
+    # Warm up, so that one-time work of the first pass is not counted.
     place_sample(model, loader, examples=_WARM, most_features=MOST_FEATURES)
     found = place_sample(model, loader, examples=EXAMPLES, most_features=MOST_FEATURES)
     worth: dict[Place, PlaceWorth] = {}

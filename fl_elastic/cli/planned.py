@@ -49,7 +49,7 @@ class Planned:
 
 
 def sgd(parameters: object) -> torch.optim.Optimizer:
-    """Return SGD with momentum at a small rate, with which the command line times steps."""
+    """Return SGD with momentum and a small learning rate, which the command line uses to time steps."""
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)  # type: ignore[arg-type]
 
 
@@ -87,8 +87,8 @@ def planned(
 ) -> Planned:
     """Return the plan of one policy, and its costs; with ``compare``, also those of all other policies' plans.
 
-    Costs and gradient fidelity of modes are measured once, for all policies together. ``tell`` is called with what
-    is done next, since that may take seconds.
+    Costs and gradient fidelity of modes are measured once, for all policies together. ``tell`` is called with a
+    message before each phase, because a phase may take seconds.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def planned(
         raise ModelError(
             f"the model cannot train on a batch of shape {(batch_size, *shape)}: {first_line(error)}"
         ) from None
-    # On a device, the process of a fit has not yet loaded the code that this process has loaded to measure.
+    # On a device, a fit must also load the code that this process has already loaded for measuring.
     costs = replace(costs, code_bytes=CODE_BYTES)
     options = TrainerOptions(importance=importance, timing=Timing(closed_loop=False), seed=seed)
     scores: dict[str, SelectionState] = {}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("fl_elastic")
 
-# Number of refused first readings after which the stream is given up, and of reasons that are reported.
+# Number of readings after which the stream ends if all were refused, and most reasons that are reported.
 _ALL_REFUSED = 100
 _REASONS = 3
 _STATUS_SECONDS = 30.0
@@ -135,7 +135,7 @@ def stream(
                 else:
                     _refuse_if_nothing_fitted(learner, *before)
         finally:
-            # A saved state without any learning would only bind the next attempt to the same model.
+            # If nothing was learned, a saved state would only force the next attempt to use the same model.
             if learner.progress.observed:
                 saved = learner.close()
         result = stream_summary(learner)
@@ -230,7 +230,7 @@ def _reasons(refused: Mapping[str, int]) -> str:
 
 
 def _taken(x: Any, like: NDArray[Any]) -> Any:
-    """Return a sample in the shape and type that the model takes, which most sources do not know."""
+    """Return a sample in the shape and type of the model's input, which most sources do not contain."""
     import numpy as np
 
     from fl_elastic.streaming.intake import Unreadable
@@ -262,7 +262,7 @@ def _refuse_other_sizes(readings: Iterable[SourceReading], shaped: Iterable[Any]
 
 @contextmanager
 def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
-    """Provide a function that tells whether SIGTERM or Ctrl-C has arrived; a sample is never interrupted."""
+    """Yield a function that returns whether SIGTERM or Ctrl-C has arrived; a sample is never interrupted."""
     signals: list[int] = []
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     for each in before:
@@ -275,7 +275,7 @@ def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
 
 
 class _Status:
-    """Reports progress every half minute, if there is any: prints a line and writes the summary."""
+    """Reports progress every half minute, if there was any: prints a line and writes the summary."""
 
     def __init__(self, learner: StreamLearner, folder: Path) -> None:
         self._learner, self._folder = learner, folder
@@ -320,7 +320,7 @@ def _page(summary: dict[str, Any], folder: Path) -> None:
 
 def _line(result: dict[str, Any]) -> str:
     accuracy, gone = result["prequential_accuracy"], result["unlearned"]
-    late = f" ({gone} too late to learn from: the store held them no longer)" if gone else ""
+    late = f" ({gone} whose label came after the store had dropped them)" if gone else ""
     return (
         f"{result['observed']} samples, {result['labelled']} labelled{late}, "
         f"{sum(result['refused'].values())} refused; "

@@ -38,9 +38,9 @@ def forget(
     seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Shrink the weights that matter far more to these samples than to all, and erase the samples.
+    """Shrink the weights that are far more important to these samples than to all, and erase the samples.
 
-    From the sums of a head in closed form, the samples are subtracted exactly.
+    A head in closed form forgets exactly: the samples are subtracted from its sums.
     """
     if not ids and label is None:
         raise StreamError("say what to forget: --ids 17,18 or --label 3")

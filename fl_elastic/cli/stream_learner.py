@@ -90,12 +90,12 @@ class Opening:
         return "int8" if self.latent else "raw"
 
     def _refuse_other_latent(self) -> None:
-        """Raise StreamDataError if the store was made with --latent and is to be used without, or vice versa."""
+        """Raise StreamDataError if the store was made with --latent and is to be used without it, or vice versa."""
         from fl_elastic.streaming.store.sample_store import settings_of
 
         if not self._store.is_file():
             return
-        # A damaged file is put aside later.
+        # A damaged file is renamed later.
         with suppress(sqlite3.Error):
             if settings_of(self._store).get("encoding_name", self._encoding) != self._encoding:
                 before, do = (
@@ -108,7 +108,7 @@ class Opening:
 
     @contextmanager
     def learner(self) -> Iterator[tuple[StreamLearner, NDArray[Any]]]:
-        """Yield the learner and a sample of zeros, its folder locked meanwhile; the caller saves the state."""
+        """Lock the state folder; yield the learner and a sample of zeros. The caller saves the state."""
         import torch
 
         from fl_elastic.budget import Budget
@@ -132,7 +132,7 @@ class Opening:
         network = build_model(self.model, self.shape, self.outputs, self.seed)
         example = check_input(network, self.model, self.shape)
         if self.read != "last":
-            # Imported here: only learners whose head reads elsewhere need it.
+            # Imported here: only learners whose head reads other places need it.
             from fl_elastic.readout.readout_module import Readout
 
             network = Readout(network, self.read, example, last_linear(network).out_features)

@@ -1,4 +1,4 @@
-"""Tables for a terminal or a pipe; no number is cut off, however narrow the terminal is."""
+"""Tables for a terminal or a pipe; numbers are never cut off, even on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
         column.width = _least(column, found)
     least = Measurement.get(console, wide, table).maximum
     room = console.width - least
-    # Names are whole before headings of several words come onto one line.
+    # Width is first used to print names in one line, and only then headings of several words.
     folded = [each for each in table.columns if each.overflow == "fold"]
     for columns in (folded, table.columns):
         while room > 0 and (

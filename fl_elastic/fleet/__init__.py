@@ -1,7 +1,7 @@
 """A fleet of real devices: its keys and inventory, its processes, and their state.
 
-The modules here run Flower's own commands as processes and import neither Flower nor torch. The one exception is
-`node_app`, which runs on a node and is loaded when it is used.
+The modules here run Flower's own commands as processes and import neither Flower nor torch, except `node_app`,
+which runs on a node and is loaded when it is used.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from fl_elastic.errors import FleetError
 from fl_elastic.fleet.names import is_ip
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Addresses for which every server certificate is valid: the server's own machine reaches it there."""
+"""Addresses for which every server certificate is valid, because the server's own machine uses them."""
 
-_BACKDATED = timedelta(days=1)  # a device whose clock runs behind must not refuse it
+_BACKDATED = timedelta(days=1)  # so that a device whose clock is behind accepts it
 _AUTHORITY = timedelta(days=3650)
 _SERVER = timedelta(days=730)
-_RENEWED = timedelta(days=30)  # a certificate that ends sooner than this is issued anew
+_RENEWED = timedelta(days=30)  # a certificate that expires sooner is issued again
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -73,9 +73,9 @@ def read_certificate(data: bytes, what: str) -> x509.Certificate:
 def new_authority(key: ec.EllipticCurvePrivateKey, now: datetime) -> bytes:
     """Return the certificate of a new authority (PEM), valid from a day ago for ten years.
 
-    It may only sign servers: a path length of 0 forbids further authorities below it.
+    It may only sign server certificates: a path length of 0 forbids further authorities below it.
     """
-    # The name is unique, so that a client that knows two fleets does not confuse them.
+    # The name is unique, so that a client of two fleets can distinguish their authorities.
     identity = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     name = _name(f"fl-elastic fleet {identity.digest.hex()[:12]}")
     usage = _key_usage(key_cert_sign=True, crl_sign=True)
@@ -144,7 +144,7 @@ def server_problem(
     addresses: Iterable[str],
     now: datetime,
 ) -> str | None:
-    """Return why a server certificate has to be issued again; ``None`` if it fits."""
+    """Return why a server certificate must be issued again; ``None`` if it is valid."""
     if certificate.public_key() != key:
         return "it does not belong to the server's key"
     try:

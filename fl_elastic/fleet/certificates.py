@@ -1,4 +1,4 @@
-"""Make authority and server certificate if they are missing, and repair what does not fit."""
+"""Create the authority and the server certificate if they are missing, and repair invalid ones."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def authority_certificate(folder: FleetFolder) -> bytes:
 def ensure_authority(folder: FleetFolder, now: datetime) -> Iterator[Change]:
     """Make an authority if the fleet has none; yield the changes.
 
-    An existing key is never replaced. Its certificate is restored from a copy. The key itself may be kept
-    elsewhere: it is only needed to issue certificates.
+    An existing key is never replaced. A missing certificate is restored from a copy. The key itself may be kept
+    elsewhere, because it is only needed to issue certificates.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def ensure_authority(folder: FleetFolder, now: datetime) -> Iterator[Change]:
         key = new_key()
         write_file(folder.ca_key, key_to_pem(key), PRIVATE_FILE)
         yield Change(
-            "created", folder.ca_key, "keep it safe: whoever has it can pose as the server"
+            "created", folder.ca_key, "keep it safe: anyone who has it can impersonate the server"
         )
     if folder.ca.is_file():
         _check_pair(folder, key)
@@ -90,7 +90,7 @@ def ensure_authority(folder: FleetFolder, now: datetime) -> Iterator[Change]:
 
 
 def ensure_server(folder: FleetFolder, server: Server, now: datetime) -> Iterator[Change]:
-    """Make the server's key and certificate, or issue the certificate again if it does not fit.
+    """Make the server's key and certificate, or issue the certificate again if it is not valid.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def renew_server(folder: FleetFolder, server: Server, now: datetime) -> Iterator
         If the authority's key is missing, or a file cannot be written.
     """
     key = new_key()
-    # Sign before writing; a crash between the two files is repaired by the next init.
+    # Sign before writing: if the process ends between the two files, the next init repairs them.
     certificate = _certificate(folder, key, server, now)
     write_file(folder.server_key, key_to_pem(key), PRIVATE_FILE)
     yield Change("updated", folder.server_key, "a new key")
@@ -175,7 +175,7 @@ def _check_pair(folder: FleetFolder, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _copies(folder: FleetFolder) -> list[Path]:
-    """Return the paths where the authority's certificate may be, the best first."""
+    """Return the paths where the authority's certificate may be, the preferred one first."""
     nodes = sorted(folder.nodes.glob("*/ca.crt")) if folder.nodes.is_dir() else []
     return [folder.ca, folder.server_ca, *nodes]
 

@@ -10,7 +10,7 @@ from fl_elastic.fleet.private_files import PUBLIC_FILE, write_if_changed
 
 @dataclass(frozen=True)
 class Change:
-    """One file or folder of a fleet that a command made, changed or found as it should be.
+    """One file or folder of a fleet that a command created, changed, or found unchanged.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ class Change:
     path : Path
         The file or folder.
     why : str
-        Reason in words; empty if none is needed.
+        Explanation; empty if none is needed.
     """
 
     what: str
@@ -30,7 +30,7 @@ class Change:
 def ensure_file(
     path: Path, data: bytes, mode: int = PUBLIC_FILE, otherwise: str = "updated"
 ) -> Change:
-    """Write ``data`` to a file unless it is there already; return whether it was created, changed or kept.
+    """Write ``data`` to a file unless it has this content; return whether it was created, changed or kept.
 
     ``otherwise`` is `Change.what` for a file that had other content.
     """

@@ -17,7 +17,7 @@ from fl_elastic.fleet.node_settings import NodeSettings
 from fl_elastic.settings import Scalar
 
 LOOPBACK_HOST = "127.0.0.1"
-"""Address at which a node is reached, by its own helper processes only."""
+"""Address at which only a node's own helper processes reach it."""
 
 RUNTIME_PORT = 9094
 """Port on the loopback at which a node's own helper processes reach it."""
@@ -114,8 +114,8 @@ def config_value(value: Scalar) -> str:
         return repr(value)
     if not isinstance(value, str):
         raise FleetError(f"setting {value!r}: expected a number, true, false or text")
-    # Flower ends a quoted value at the next quotation mark, escaped or not. JSON's escapes are also TOML's, except
-    # for DEL, which JSON leaves unescaped and TOML forbids.
+    # Flower ends a quoted value at the next quotation mark, escaped or not. JSON's escapes are also valid in TOML,
+    # but JSON leaves DEL unescaped, which TOML forbids.
     text = json.dumps(value, ensure_ascii=False)[1:-1]
     return '"' + text.replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'
 
@@ -152,7 +152,7 @@ def flower_environment(
     home : Path
         The process's own ``FLWR_HOME``.
     addresses : iterable of str
-        Addresses of the server, which is never reached through a proxy.
+        Addresses of the server, for which proxies are disabled.
     threads : int
         Number of threads of numerical libraries; 0 leaves the choice to them.
 

@@ -26,12 +26,12 @@ class ServerUnreachable(FleetError):
 
 
 class AlreadyRegistered(FleetError):
-    """The SuperLink knows this key, or has known it before."""
+    """The key is, or was, registered at the SuperLink."""
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node as the SuperLink sees it.
+    """A node as the SuperLink reports it.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run as the SuperLink sees it.
+    """A run as the SuperLink reports it.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class RunState:
     elapsed : float
         Seconds since it started.
     to_server_bytes, to_nodes_bytes : int
-        Bytes that travelled, as Flower counts them.
+        Bytes sent in each direction, as Flower counts them.
     """
 
     run_id: str
@@ -129,7 +129,7 @@ class FlowerCommands:
 
     def register(self, public_key: Path, name: str) -> str:
         """Register a public key and return the node's id."""
-        # The command runs in another folder than the caller.
+        # The command runs in a different folder from the caller.
         key = str(public_key.absolute())
         answer = self._ask("supernode", "register", key, CONNECTION, "--name", name)
         return str(answer.get("node-id", ""))
@@ -178,7 +178,7 @@ class FlowerCommands:
 
 
 def flower_at(folder: FleetFolder, server: Server) -> FlowerCommands:
-    """Return Flower's command for a fleet, after bringing its settings up to date."""
+    """Return Flower's command for a fleet; its settings are updated first."""
     for _ in ensure_operator(folder, server):
         pass
     return FlowerCommands(folder.operator.resolve(), server)

@@ -16,18 +16,18 @@ _SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Health:
-    """The answer of a server, or the reason why there is none.
+    """A server's answer about its health, or the reason why there is none.
 
     Parameters
     ----------
     ok : bool
         Whether the server answered that it is healthy.
     why : str
-        Why it is not; empty if it is.
+        Why the server is not healthy; empty if it is.
     date : datetime, optional
         The server's time, to the second, with a time zone.
     certificate_error : bool
-        Whether it answered, but its certificate was not accepted.
+        Whether the server answered, but its certificate was not accepted.
     """
 
     ok: bool
@@ -37,7 +37,7 @@ class Health:
 
 
 def ask_health(server: Server, address: str, ca: Path | None) -> Health:
-    """Ask ``GET /health``, trusting only the fleet's authority, without any proxy.
+    """Return the answer to ``GET /health``, trusting only the fleet's authority, without any proxy.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The inventory of a fleet: the file ``fleet.toml``, and one frozen value in memory."""
+"""The inventory of a fleet: the file ``fleet.toml``, and frozen dataclasses in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Server:
     addresses : tuple of str
         Host names and IP addresses by which nodes reach it, the preferred one first.
     port : int
-        The one port that is used for everything.
+        The only port that nodes and users need.
     """
 
     addresses: Annotated[tuple[Annotated[Text, approved(check_address)], ...], approved(_some)]
@@ -73,7 +73,7 @@ class Node:
     fingerprint : str
         Fingerprint of its public key.
     node_id : str, optional
-        Id of the node at the SuperLink, once registered.
+        Id of the node at the SuperLink, if it is registered.
     retired : tuple of str
         Ids of its former keys, which still have to be unregistered at the SuperLink.
     revoked : bool
@@ -90,7 +90,7 @@ class Node:
     config: Config = field(default_factory=dict)
 
     def without_registration(self) -> Node:
-        """Return the node unregistered, with its id among the retired ones."""
+        """Return the node without a registration, and with its former id among the retired ones."""
         retired = (*self.retired, self.node_id) if self.node_id else self.retired
         return replace(self, node_id=None, retired=retired)
 
@@ -106,7 +106,7 @@ class Inventory:
     nodes : tuple of Node
         Nodes in the order in which they were added.
     revoked_keys : tuple of str
-        Fingerprints of keys that are never registered again, by whichever node.
+        Fingerprints of keys that are never registered again, for any node.
 
     Examples
     --------
@@ -140,14 +140,14 @@ class Inventory:
         )
 
     def with_node(self, node: Node) -> Inventory:
-        """Return the fleet with a node added, or replaced by its name."""
+        """Return the inventory with a node added; it replaces a node of the same name."""
         if not self.has(node.name):
             return replace(self, nodes=(*self.nodes, node))
         nodes = tuple(node if old.name == node.name else old for old in self.nodes)
         return replace(self, nodes=nodes)
 
     def with_revoked_key(self, fingerprint: str) -> Inventory:
-        """Return the fleet with one more revoked key, which is never registered again."""
+        """Return the inventory with one more revoked key, which is never registered again."""
         if not fingerprint or fingerprint in self.revoked_keys:
             return self
         return replace(self, revoked_keys=(*self.revoked_keys, fingerprint))
@@ -229,5 +229,5 @@ def _node_table(node: Node) -> dict[str, Any]:
         "retired": list(node.retired),
         "config": dict(node.config),
     }
-    # Kept as text: an unsigned 64-bit number does not fit into TOML's integers.
+    # As text, because an unsigned 64-bit number does not fit into TOML's integers.
     return table if node.node_id is None else table | {"node-id": node.node_id}

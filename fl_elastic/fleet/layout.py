@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class NodeFolder:
-    """The folder of one node, with all that a device needs.
+    """The folder of one node, with all files that a device needs.
 
     Attributes
     ----------
@@ -49,9 +49,9 @@ class FleetFolder:
         self.root = root
         # File of the fleet's inventory.
         self.inventory = self.root / "fleet.toml"
-        # Folder of the authority; a server does not need it and may lack it.
+        # Folder of the authority; it may be missing on the server, which does not need it.
         self.authority = self.root / "authority"
-        # Private key of the authority (secret; all trust rests on it).
+        # Private key of the authority (secret: its holder can impersonate the server).
         self.ca_key = self.authority / "ca.key"
         # Certificate of the authority.
         self.ca = self.authority / "ca.crt"

@@ -31,14 +31,14 @@ _SERVER_SECONDS = 90.0
 
 
 class LocalFleet:
-    """A SuperLink and SuperNodes as a context; all processes end with the context, however it ends.
+    """A SuperLink and SuperNodes as a context manager; all processes end when the context is left in any way.
 
     Parameters
     ----------
     nodes : int
         Number of nodes.
     folder : Path, optional
-        Folder of everything; by default a temporary folder that is removed at the end.
+        Folder for all files; by default a temporary folder that is removed at the end.
     config : mapping of str to bool, int, float or str, optional
         Settings of every node, such as ``threads``.
     node_config : sequence of such mappings, optional
@@ -106,7 +106,7 @@ class LocalFleet:
         return flower_at(self.folder, load_inventory(self.folder.inventory).server)
 
     def start(self, name: str) -> Member:
-        """Start the server or a node; one that is running is left alone."""
+        """Start the server or a node, unless it is running; return its process."""
         found = self.members.get(name)
         if found is not None and found.running:
             return found
@@ -120,7 +120,7 @@ class LocalFleet:
         return self._member(name).log.read_text(errors="replace")
 
     def end_of_log(self, name: str, most: int) -> list[str]:
-        """Return the last lines that a process printed, which contain the error of a failed run."""
+        """Return the last lines that a process has printed, which contain the error of a failed run."""
         return [line for line in self.log(name).splitlines() if line.strip()][-most:]
 
     def wait_for_server(self) -> None:
@@ -141,7 +141,7 @@ class LocalFleet:
     def online(self) -> set[str]:
         """Return the names of the nodes that the server reports as online.
 
-        A node that was killed is reported for a while.
+        A node that was killed is still reported for a while.
         """
         ids = {node.node_id: node.name for node in load_inventory(self.folder.inventory).nodes}
         states = self.flower.nodes()
@@ -178,11 +178,11 @@ class LocalFleet:
         return submit(self.flower, self.folder.app if app is None else app, given)
 
     def close(self) -> None:
-        """End every process and remove a temporary folder; a second Ctrl-C meanwhile kills them at once."""
+        """End every process and remove a temporary folder; Ctrl-C in the meantime kills them at once."""
         members, self.members = list(self.members.values()), {}
         temporary, self._temporary = self._temporary, None
         try:
-            # End the nodes first, while the server can still take their goodbye.
+            # End the nodes first, while the server can still handle their sign-off.
             end_members(member for member in members if member.name != SERVER)
         finally:
             end_members(members)
@@ -209,7 +209,7 @@ class LocalFleet:
             add_node(self.folder, name, {**state, **self._config, **own})
 
     def _launch(self, name: str) -> Launch:
-        # The processes run in their own folders, not in that of a test or a checkout.
+        # The processes run in their own folders, not in the caller's.
         if name == SERVER:
             return server_launch(self.folder, self._environment, _HOST)
         return node_launch(self.folder.node(name), self._environment)
@@ -224,7 +224,7 @@ class LocalFleet:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback on which nothing listens now."""
+    """Return unused ports of the loopback interface."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from fl_elastic.fleet.serve import OTHERS_NOTHING, Launch
 
-# Linux kills the process when the thread that started it ends for any reason. The processes that Flower's processes
-# start end with these, since each of them watches its parent.
+# Linux kills the process when the thread that started it ends for any reason. Flower's helper processes then end,
+# too, because each of them watches its parent.
 _ENDS_WITH_PARENT = """
 import ctypes, os, signal, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -62,14 +62,14 @@ def start_member(logs: Path, name: str, launch: Launch) -> Member:
         process = subprocess.Popen(
             [sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), *launch.command],
             env=dict(launch.environment), cwd=launch.folder, stdin=subprocess.DEVNULL, stdout=log,
-            # Ctrl-C in the terminal is handled by whoever started the fleet.
+            # Ctrl-C in the terminal is handled by the process that started the fleet.
             stderr=log, start_new_session=True, umask=OTHERS_NOTHING,
         )  # fmt: skip
     return Member(name, process, path)
 
 
 def end_members(members: Iterable[Member], grace: float = _GRACE_SECONDS) -> None:
-    """Ask processes to end, all at once, then kill those that remain and what they started.
+    """Ask all processes to end at the same time, then kill those that remain and their descendants.
 
     Parameters
     ----------
@@ -110,13 +110,13 @@ def descendants(pid: int) -> list[tuple[int, str]]:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process, which tells it from a later one of the same id; empty if it has ended."""
+    """Return the start time of a process, to distinguish it from later ones with its id; empty if it has ended."""
     fields = _fields(pid)
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
 def _fields(pid: int) -> list[str]:
-    """Return the fields from the state on, see proc_pid_stat(5); empty without such a process or without /proc."""
+    """Return a process's fields from the state on, see proc_pid_stat(5); empty without the process or /proc."""
     try:
         # The process name, in brackets, may itself contain blanks and brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Add, revoke and rotate nodes, and change their settings, in a fleet's files; `register` tells the SuperLink."""
+"""Add, revoke and rotate nodes, and change their settings, in a fleet's files; `register` updates the SuperLink."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def add_node(folder: FleetFolder, name: str, config: Mapping[str, Scalar]) -> li
 
 
 def revoke_node(folder: FleetFolder, name: str) -> Node:
-    """Mark a node as revoked and return it; call `register` to tell the SuperLink.
+    """Mark a node as revoked and return it; call `register` to update the SuperLink.
 
-    Its key stays in its folder, as evidence, and is never registered again.
+    Its key stays in its folder, as a record, and is never registered again.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def revoke_node(folder: FleetFolder, name: str) -> Node:
 
 
 def rotate_node(folder: FleetFolder, name: str) -> list[Change]:
-    """Give a node a new key; call `register` to tell the SuperLink.
+    """Give a node a new key; call `register` to update the SuperLink.
 
     The old key is deleted here and never registered again. A revoked node is accepted again.
 
@@ -95,7 +95,8 @@ def rotate_node(folder: FleetFolder, name: str) -> list[Change]:
         node = inventory.node(name)
         place, key = folder.node(name), new_node_key(name)
         make_folder(place.root)
-        # Write the public key first: after a crash in between, the next rotation starts over.
+        # Write the public key first: if the process ends before the private key is written, the next rotation
+        # repeats both.
         write_file(place.public_key, key.public, PUBLIC_FILE)
         write_file(place.key, key.private, PRIVATE_FILE)
         changes = [Change("updated", place.key, "a new key: copy the folder to the device")]

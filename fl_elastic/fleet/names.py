@@ -47,7 +47,7 @@ def is_ip(address: str) -> bool:
 
 
 def check_address(address: str) -> str:
-    """Return a host name or IP address in plain form, without the brackets of IPv6.
+    """Return a host name or IP address in normal form, without the brackets of IPv6.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def check_address(address: str) -> str:
     if is_ip(plain):
         return str(ipaddress.ip_address(plain))
     labels = plain.removesuffix(".").split(".")
-    # A name whose last label has digits only is a mistyped IP address.
+    # A name whose last label consists of digits is a mistyped IP address.
     named = all(_LABEL.fullmatch(label) for label in labels) and not labels[-1].isdecimal()
     if not named or len(plain) > 253:
         raise FleetError(
@@ -103,7 +103,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
     Raises
     ------
     FleetError
-        If there is no key, or the value is not a number, truth value or text.
+        If there is no key, or the value is not a number, bool or text.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
         read = tomllib.loads(f"value = {value}")
     except (tomllib.TOMLDecodeError, RecursionError):
         read = {}
-    # A line break in the text could add further keys.
+    # Text with a line break could contain further keys.
     found = read["value"] if read.keys() == {"value"} else value
     if not isinstance(found, (bool, int, float, str)):
         raise FleetError(
@@ -131,7 +131,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Scalar]:
-    """Read several ``key=value`` texts; of equal keys the last one counts.
+    """Read several ``key=value`` texts; if a key is repeated, its last value counts.
 
     Raises
     ------

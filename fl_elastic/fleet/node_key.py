@@ -1,4 +1,4 @@
-"""The key of a node, by which the SuperLink tells nodes apart and refuses strangers."""
+"""The key of a node, by which the SuperLink identifies nodes and refuses unknown ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a fleet that hold no secret and follow from its inventory: operator settings and app."""
+"""The files of a fleet that contain no secret and are derived from its inventory: operator settings and app."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def operator_bytes(folder: FleetFolder, server: Server) -> bytes:
     ca = folder.ca if folder.ca.is_file() else folder.server_ca
     connection = {
         "address": address_and_port(server.addresses[0], server.port),
-        # An absolute path, since Flower takes a relative one from its home.
+        # An absolute path, because Flower resolves a relative one against its home.
         "root-certificates": str(ca.resolve()),
     }
     table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}

@@ -1,4 +1,4 @@
-"""Files of a fleet's folder: secret ones are never readable by others, not even for a moment."""
+"""Files of a fleet's folder; secret ones are never readable by others, not even while they are written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_folder(path: Path) -> bool:
 def mend_mode(path: Path, mode: int) -> bool:
     """Remove permissions beyond ``mode`` from a file or folder; return whether there were any.
 
-    Permissions are never added: an administrator may have restricted them on purpose.
+    Permissions are never added, because an administrator may have restricted them deliberately.
     """
     found = mode_of(path)
     if found & ~mode == 0:
@@ -68,7 +68,7 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
         write_atomically(path, data, mode)
         owner = path.parent.stat()
         if os.geteuid() == 0 and owner.st_uid != 0:
-            # Root works on the folder of a service: the service must still be able to read its files.
+            # If root changes the folder of a service, the service must still be able to read its files.
             os.chown(path, owner.st_uid, owner.st_gid)
     except OSError as error:
         raise _cannot("write", path, error) from error
@@ -126,7 +126,7 @@ def toml_bytes(comment: str, table: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time change a fleet's folder; others wait.
+    """Lock a fleet's folder, so that only one process at a time changes it; others wait.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""``fl-elastic fleet init``: make what a fleet lacks, keep what fits, repair what does not."""
+"""``fl-elastic fleet init``: create missing files of a fleet, keep valid ones, and repair others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PORT = 8000
 
 @dataclass(frozen=True)
 class Wanted:
-    """Wishes of the user; anything not given stays as it is.
+    """The user's settings for a fleet; anything not given stays unchanged.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def provision(
 ) -> list[Change]:
     """Make a fleet, or bring the one in ``folder`` up to date; return the changes.
 
-    Existing keys and certificates that fit stay unchanged, byte for byte; no key is ever replaced.
+    Existing keys and valid certificates stay unchanged, byte for byte; no key is ever replaced.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Register and unregister keys at the SuperLink until it knows exactly those of the inventory."""
+"""Register and unregister keys at the SuperLink, so that it accepts exactly those of the inventory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Registration:
     node_id : str, optional
         Id of the node at the SuperLink.
     why : str
-        Reason in words; empty if none is needed.
+        Explanation; empty if none is needed.
     """
 
     name: str
@@ -55,7 +55,7 @@ def register(folder: FleetFolder, registry: FlowerCommands) -> list[Registration
         alive = {state.node_id for state in registry.nodes() if state.status != GONE}
         for node in inventory.nodes:
             for changed, what in _one(folder, inventory, node, registry, alive):
-                # Saved after every step, so that a crash does not lose what the SuperLink was told.
+                # Saved after every step, so that a crash does not lose registrations at the SuperLink.
                 inventory = inventory.with_node(changed)
                 save_inventory(folder.inventory, inventory)
                 done.append(what)
@@ -100,9 +100,9 @@ def _register(
     except AlreadyRegistered as error:
         # The key was registered by a command that ended before it could save the id. Flower lists neither names nor
         # keys, so the id is only known if there is exactly one that no other node of the inventory has.
-        strangers = alive - {other.node_id for other in inventory.nodes}
-        if len(strangers) == 1:
-            return strangers.pop()
+        unlisted = alive - {other.node_id for other in inventory.nodes}
+        if len(unlisted) == 1:
+            return unlisted.pop()
         raise FleetError(
             "the server knows its key under an id that is not in fleet.toml, or has unregistered it; "
             f"give it a new key with: fl-elastic fleet rotate DIR {node.name}"

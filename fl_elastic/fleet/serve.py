@@ -1,4 +1,4 @@
-"""Replace this process by Flower's server or node, so that a service manager sees the process it started."""
+"""Replace this process by Flower's server or node, so that a service manager watches the right process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HERE_ALONE = (
 OTHERS_NOTHING = 0o077
 """Umask of Flower's processes: their databases hold models and messages."""
 ANYWHERE = ("0.0.0.0", "::")
-"""Hosts that mean every address of this machine."""
+"""Hosts that stand for every address of this machine."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,13 @@ class Launch:
         Folders that are made before the start. The process works in the last one, which holds no code that its
         helper processes could import by mistake.
     host, port : str and int
-        Where it will listen.
+        Address and port on which it will listen.
     port_option : str
         Name of the command's option that chooses another port.
     database : Path, optional
         Database of a server, to be adapted to the release of Flower that is started.
     notice : str
-        What the user should know about how it may fail; it is printed before the start, since nothing can be
-        printed afterwards.
+        How the start may fail; printed for the user before the start, because nothing can be printed afterwards.
     """
 
     command: tuple[str, ...]
@@ -81,7 +80,7 @@ class Launch:
         return self.folders[-1]
 
     def prepare(self) -> None:
-        """Make the folders; raises `FleetError` if that fails."""
+        """Make the folders; raise FleetError if that fails."""
         for folder in self.folders:
             make_folder(folder)
 
@@ -89,7 +88,7 @@ class Launch:
 def server_launch(
     folder: FleetFolder, base: Mapping[str, str], host: str = LOOPBACK_HOST, port: int | None = None
 ) -> Launch:
-    """Return how to start the fleet's server.
+    """Return the command and environment that start the fleet's server.
 
     Parameters
     ----------
@@ -140,7 +139,7 @@ def node_launch(
     runtime_port: int | None = None,
     resolvable: Callable[[str], bool] | None = None,
 ) -> Launch:
-    """Return how to start a node.
+    """Return the command and environment that start a node.
 
     Parameters
     ----------
@@ -212,7 +211,7 @@ def become(launch: Launch) -> None:
 
 
 def check_port_is_free(host: str, port: int, option: str = "--port") -> None:
-    """Check that a port can be listened on; the error names the option that chooses another.
+    """Raise FleetError if a port cannot be listened on; the message names the option for another port.
 
     Raises
     ------
@@ -268,7 +267,7 @@ def _node_config(
 ) -> dict[str, Scalar]:
     config: dict[str, Scalar] = {"partition-id": 0, "threads": 0, **settings.config}
     config.pop("runtime-port", None)
-    # The node works in another folder: make relative paths absolute, from where they were given.
+    # The node works in another folder: make relative paths absolute.
     for key in ("data-root", "stream-state-dir"):
         if config.get(key):
             config[key] = str((folder.root / str(config[key])).resolve())

@@ -1,4 +1,4 @@
-"""Keep the server's database usable when Flower's release changes: a release opens none that a later one opened."""
+"""Keep the server's database usable when Flower's release changes: no release opens a later one's database."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _REGISTER = "keys that were registered since are not in it: run fl-elastic fleet
 
 
 def fit_to_release(database: Path, version: str) -> str:
-    """Provide a database that a SuperLink of this version can open; return what was done, empty for nothing.
+    """Provide a database that a SuperLink of this version can open; return a message, empty if nothing was done.
 
     When another minor release of Flower starts, the database is copied to a name that contains the previous
-    release. When an older release starts, its own copy is put back, as it was when that release last ran. Call this
-    while no SuperLink runs.
+    release. When an older release starts, its own copy is restored, with the content from when that release last
+    ran. Call this while no SuperLink runs.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def fit_to_release(database: Path, version: str) -> str:
 
 
 def _switched(database: Path, before: tuple[int, ...], now: tuple[int, ...]) -> str:
-    # A database without a mark was written by a release before marks were introduced.
+    # A database without a version mark is from before marks were introduced.
     kept = _copy_of(database, before) if before else database.with_name(f"{database.name}.before")
     _copy(database, kept)
     if not before or now > before:

@@ -20,7 +20,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class NodeRound:
-    """Report of a node in its last round; everything but the round may be unknown.
+    """Report of a node in its last round; all values except the round may be unknown.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class NodeStatus:
     state : str
         ``online``, ``offline``, ``registered`` (never seen), ``unregistered``, ``revoked`` or ``unknown``.
     last_seen : str, optional
-        Since when it is online, or when it went offline, in UTC.
+        Time at which it came online, or went offline, in UTC.
     last : NodeRound, optional
         Its report from its last round.
     """
@@ -124,10 +124,10 @@ def fleet_status(
     found = [_status(node, by_id, states is not None, rounds) for node in inventory.nodes]
     known = {node.node_id for node in inventory.nodes}
     # Nodes registered by a command that ended before it could save the id.
-    strangers = [s for s in by_id.values() if s.node_id not in known and s.status != "unregistered"]
+    unlisted = [s for s in by_id.values() if s.node_id not in known and s.status != "unregistered"]
     return found + [
         NodeStatus(s.node_id, s.node_id, s.status, _seen(s), rounds.get(s.node_id))
-        for s in strangers
+        for s in unlisted
     ]
 
 

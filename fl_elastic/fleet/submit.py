@@ -14,7 +14,7 @@ from fl_elastic.fleet.private_files import PRIVATE_FILE, read_toml, toml_bytes, 
 from fl_elastic.settings import Scalar
 
 _PATIENCE = 300.0
-"""Seconds without an answer after which waiting ends; a restart of the server takes less."""
+"""Seconds without an answer after which waiting ends; a restart of the server takes less time."""
 
 
 def app_settings(app: Path) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def wait_for_run(
 ) -> RunState:
     """Wait until a run has ended; return its final state.
 
-    An interruption stops the run; nodes that are training finish their round, but the result is discarded.
+    An interruption (Ctrl-C) stops the run; nodes that are training finish their round, but the result is discarded.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def wait_for_run(
     patience : float
         Seconds without an answer after which waiting ends with an error.
     on_look : callable
-        Called after each query, to show rounds.
+        Called after each query, for example to print rounds.
 
     Raises
     ------

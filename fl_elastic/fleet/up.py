@@ -30,7 +30,7 @@ def run_local(
     tell: Callable[[str], None] = lambda text: None,
     on_rounds: Callable[[Path], Callable[[], None]] = lambda path: lambda: None,
 ) -> tuple[RunState, dict[str, Any]]:
-    """Start a fleet, train a scenario on it, end the fleet; return the run's final state and its results.
+    """Start a fleet, train a scenario on it, stop the fleet; return the run's final state and its results.
 
     Raises
     ------

@@ -44,7 +44,7 @@ def is_summed(loss_fn: LossFn) -> bool:
 
 
 def weighs_classes(loss_fn: LossFn) -> bool:
-    """Return whether a loss has class weights.
+    """Return whether a loss has unequal class weights, or weights of positive targets other than 1.
 
     >>> weighs_classes(nn.CrossEntropyLoss(torch.tensor([1.0, 9.0]))), weighs_classes(cross_entropy)
     (True, False)

@@ -25,7 +25,7 @@ def sample_ids(inputs: Any) -> list[SampleId]:
     In a dict, tuple or list every entry is hashed, with its name: tokens with another attention mask are another
     example, and so are tokens with another value of an entry that all examples share.
 
-    An augmented example gets another identifier, so it is never taken for the original one, and the few variants of
+    An augmented example gets another identifier, so it is never confused with the original, and the few variants of
     a simple augmentation can all be stored. The hash is multilinear (Carter and Wegman, 1979) with fixed random
     multipliers, because a cryptographic digest of an image takes longer than a step of the head. The same image
     stored channels last gets another identifier.

@@ -70,7 +70,7 @@ def refuse_nested(tensor: Tensor) -> None:
     """Raise ModelError for a nested tensor, whose row sizes and memory cannot be read."""
     if tensor.is_nested:
         raise ModelError(
-            "the model computes with nested tensors, and what its layers cost cannot be measured on them: pad the "
+            "the model computes with nested tensors, on which the costs of its layers cannot be measured: pad the "
             "examples to one length, with torch.nested.to_padded_tensor or in the loader"
         )
 

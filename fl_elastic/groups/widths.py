@@ -304,14 +304,14 @@ class _Walk:
         first, second = sorted((self._root(one.space), self._root(other.space)))
         if first == second:
             return True
-        into, gone = self._spaces[first], self._spaces[second]
-        if into.size != gone.size:
+        into, absorbed = self._spaces[first], self._spaces[second]
+        if into.size != absorbed.size:
             return False
         self._same[second] = first
-        into.unit = math.lcm(into.unit, gone.unit)
+        into.unit = math.lcm(into.unit, absorbed.unit)
         for name in ("makers", "keepers", "readers", "holding", "touching"):
-            getattr(into, name).extend(getattr(gone, name))
-        into.is_open &= gone.is_open
+            getattr(into, name).extend(getattr(absorbed, name))
+        into.is_open &= absorbed.is_open
         return True
 
     def _close(self, channels: _Channels) -> None:

@@ -26,7 +26,7 @@ def apply_function(function: type[Function], *arguments: Any) -> Tensor:
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the backward pass of a custom autograd function, changed so that a second derivative is an error.
+    """Return a custom autograd function's backward pass, changed to raise an error if it is differentiated.
 
     Torch's decorator of this name raises no error if the incoming gradient is a constant, such as the gradient of a
     sum. But the outgoing gradient depends on weights and activations, and a second derivative would silently lack

@@ -32,7 +32,7 @@ class FeatureSubset:
 
 
 def bias_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the output of a linear layer for ``x`` ``[..., Ci]`` that trains only its bias, so keeps no ``x``."""
+    """Return the output of a linear layer that trains only its bias and does not keep ``x`` ``[..., Ci]``."""
     return apply_function(_Linear, x, weight, bias, None)
 
 

@@ -123,7 +123,7 @@ def load_or_measure_execution(
     Parameters
     ----------
     path : path-like
-        The file. A damaged file is written anew; if it cannot be written, the next process measures again.
+        The file. A damaged file is replaced; if it cannot be written, the next process measures again.
     case : str
         What the settings are valid for: model, batch, number of processors.
     measure : callable

@@ -1,4 +1,4 @@
-"""Prequential learning: each sample is predicted, then scored, then learned from; events can be replayed."""
+"""Prequential learning: predict each sample, then score the prediction, then learn; events can be replayed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _LOG = logging.getLogger("fl_elastic")
 # Factor by which the weight of a sample in the prequential accuracy falls with each next sample.
 _FADING = 0.99
 NO_SUCH_SAMPLE = "no such sample"
-"""Why a label is refused whose sample is neither here nor waiting for its first label."""
+"""Reason for refusing a label whose sample is neither kept nor waiting for its first label."""
 
 
 class Prequential:
     """Handles the events of a stream: samples and labels that arrive.
 
-    It takes no training steps and writes to nothing but the store, so that after a restart the events since the
-    last saved state are handled again, with the same result.
+    It takes no training steps and writes only to the store. So after a restart the events since the last saved
+    state can be handled again, with the same result.
 
     Parameters
     ----------
     classifier : Classifier
-        Predicts; it learns new labels.
+        Predicts samples; new labels are added to it.
     rule : LearningRule
-        Is given labelled samples.
+        Learns from labelled samples.
     memory : StreamMemory
         Keeps samples.
     drift : DriftMemory
@@ -51,7 +51,7 @@ class Prequential:
     Attributes
     ----------
     unsaved : bool
-        Whether something is to be saved soon, such as a new class.
+        Whether a change should be saved soon, such as a new class.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Prequential:
         self.learn_stored_labels()
 
     def observe(self, batch: Arrivals) -> list[Arrived]:
-        """Take in samples; return the result for each, up to the first that brings a known sample's label.
+        """Handle samples; return the result for each, up to the first that is a known sample with a label.
 
-        That label is still to be given: it is an event of its own.
+        The caller must then pass this label to `label`, because it is an event of its own.
         """
         with self._memory.unsettled():
             return self._observed(batch.before(self._first_known(batch)))
@@ -81,7 +81,7 @@ class Prequential:
     def label(
         self, sample_id: int | str, y: int
     ) -> tuple[Observation, Mapping[str, Any], NDArray[Any] | None]:
-        """Take in the label of a sample; return the result, and the facts and sample of the event for the log."""
+        """Handle the label of a sample; return the result, and the event's facts and sample for the log."""
         number = self.number(sample_id)
         try:
             label = checked_label(y)
@@ -110,13 +110,13 @@ class Prequential:
         return number if number is not None and 0 < number < 2**63 else None
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Discard the samples of the last event, since it could not be logged."""
+        """Discard the samples of the last event, which could not be logged."""
         self._memory.drop(numbers)
         self._rule.drop(numbers)
         self._names.drop(numbers)
 
     def update(self, *, guarded: bool = True) -> str | None:
-        """Let the rule update the model; return why this was undone, empty if kept, None if nothing changed."""
+        """Let the rule update the model; return why this was undone, empty if kept, None without a change."""
         undone = self._rule.update(self._memory.held_out, guarded=guarded)
         if undone is not None:
             # These samples are not needed for an adaptation.
@@ -142,7 +142,7 @@ class Prequential:
             for row in some:
                 self._rule.learn(row)
             self.unsaved |= self.update() is not None
-        # Even without such samples: a head in closed form may be known from sums over data from before the stream.
+        # Also without such samples: a head in closed form may be solved from sums over data from before the stream.
         self.update()
 
     def saved(self) -> None:
@@ -166,7 +166,7 @@ class Prequential:
         self.update()
 
     def _observed(self, batch: Arrivals, first: int | None = None) -> list[Arrived]:
-        """Take in samples; return the result for each.
+        """Handle samples; return the result for each.
 
         Parameters
         ----------
@@ -185,7 +185,7 @@ class Prequential:
         return found
 
     def _first_known(self, batch: Arrivals) -> int:
-        """Return the place after the first sample that is known and brings a label, or after the last of all."""
+        """Return the number of samples up to the first known one with a label, included; else of all."""
         earlier = set[str]()
         for place, (name, y) in enumerate(zip(batch.names, batch.ys, strict=True), 1):
             if name is not None:
@@ -239,15 +239,15 @@ class Prequential:
             if not self._told:
                 self._told = True
                 _LOG.warning(
-                    "a label came for sample %s, whose prediction is no longer known, since too many samples "
-                    "without a label have come since: it is learned, and counts in no accuracy", number,
+                    "the label of sample %s came so late that its prediction is no longer known, because too many "
+                    "unlabelled samples followed: it is learned, but not counted in the accuracy", number,
                 )  # fmt: skip
         elif row is not None and row.y != label:
             self._rule.relabel(row, label)
         return Observation(sample_id=number)
 
     def _scored(self, prediction: int | None, label: int, *, learned: bool) -> tuple[bool, bool]:
-        """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
+        """Count a prediction whose label is known; return whether it was correct, and whether there is a drift."""
         correct, progress = prediction == label, self._progress
         drift = self._drift.update(float(not correct))
         progress.scored(correct, drift, _FADING, learned=learned)

@@ -1,4 +1,4 @@
-"""Progress of a learner: its counters, and how they developed."""
+"""Progress of a learner: its counters, and their values along the stream."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Progress:
         Number of labelled samples that the store no longer held when their label came: their prediction counts,
         but nothing was learned from them.
     hits, weight : float
-        Correct predictions and labelled samples for the prequential accuracy; older samples have ever less weight.
+        Weighted numbers of correct predictions and of labelled samples, for the prequential accuracy; weights fade.
     rejected : dict of str to int
         Number of refused samples and labels, by reason.
     drifts, adaptations, rolled_back, saves_failed : int
         Number of drifts, adaptations, undone adaptations and failed saves.
     since : int
-        Number of learned samples since the last adaptation.
+        Number of samples learned since the last adaptation.
     since_drift : int or None
-        The same number since a drift that no adaptation has followed yet; None without one.
+        Number of samples learned since a drift, if no adaptation has followed it yet; else None.
     """
 
     observed: int = 0
@@ -71,7 +71,7 @@ class Progress:
             self.since_drift = 0
 
     def unscored(self) -> None:
-        """Count a learned sample whose label came so late that the prediction for it is no longer known."""
+        """Count a learned sample whose label came so late that its prediction is no longer known."""
         self.since += 1
         if self.since_drift is not None:
             self.since_drift += 1

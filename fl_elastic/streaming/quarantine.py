@@ -1,4 +1,4 @@
-"""Damaged files are renamed for later inspection; only the newest few are kept."""
+"""Rename damaged files for later inspection, and keep only the newest few."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def quarantine(path: Path) -> Path:
 
 
 def quarantine_path(path: Path) -> Path:
-    """Return the new path for a damaged file: beside it, with a number higher than all before.
+    """Return the new path for a damaged file: in the same folder, with a number above all earlier ones.
 
     >>> quarantine_path(Path("nowhere/samples.db")).as_posix()
     'nowhere/samples.db.damaged-1'

@@ -20,7 +20,7 @@ from fl_elastic.streaming.stream_options import Replay
 Row: TypeAlias = tuple[NDArray[Any], np.int64]
 """Sample and label."""
 
-# Batches are read ahead up to this size: one query to the file instead of one per batch.
+# Most bytes of batches that are read ahead, with one query to the file instead of one per batch.
 _AHEAD_BYTES = 2**20
 
 
@@ -120,7 +120,7 @@ class Pool:
         # Stored samples may have been deleted since the draw.
         rows = rows or list(zip(self.x, self.y, strict=True))
         if not rows:
-            raise StreamError("every stored sample is gone, and there is no new one")
+            raise StreamError("all stored samples were deleted, and there is no new one")
         return [rows[place % len(rows)] for place in range(drawn.rows)]
 
 
@@ -132,7 +132,7 @@ class ReplayLoader:
     pool : Pool
         The samples to draw from.
     replay : Replay
-        How many rows of a batch are new, and how many stored.
+        Numbers of new and of stored rows in a batch.
     steps : int
         Number of batches.
     seed : sequence of int
@@ -162,11 +162,11 @@ class ReplayLoader:
 
     @property
     def distinct_examples(self) -> int:
-        """Number of samples to draw from, of which an epoch uses a part."""
+        """Number of samples to draw from; an epoch uses only some of them."""
         return len(self._pool.store) + len(self._pool.x)
 
     def present(self) -> Iterator[Tensor]:
-        """Yield the inputs of all present samples; the caller may delete cached data of all others."""
+        """Yield the inputs of all samples that still exist; the caller may delete cached data of all others."""
         for x, _ in self._pool.everything(self._replay.rows):
             yield self._as_inputs(x)
 
@@ -189,7 +189,7 @@ class ReplayLoader:
             for _ in range(ahead):
                 yield self._batch([row for _ in parts for row in next(rows)])
             left -= ahead
-            # Read few batches at first: a caller that only needs the first one need not wait for all of them.
+            # Read few batches at first, so that a caller that only needs the first one does not wait for all.
             ahead *= 2
 
     @property
@@ -205,7 +205,7 @@ class ReplayLoader:
 
 
 class OnePass:
-    """Every labelled sample once, stored or new: for statistics over all data rather than for training.
+    """A loader of every labelled sample once, stored or new: for statistics over all data rather than for training.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Inbox for a round's result, which may come from another process: one file, written atomically."""
+"""Inbox for the result of a round, which another process may write: one file, written atomically."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RoundsTaken:
     Parameters
     ----------
     last : str
-        Name of the last event that made results of earlier rounds invalid: a result that was applied, or a request
-        to forget; empty for none.
+        Name of the last event that made results of earlier rounds invalid: an applied result, or a request to
+        forget; empty if there was none.
     taken, undone : int
         Number of results that were tried, and of those that the guard undid.
     """
@@ -43,7 +43,7 @@ class RoundsTaken:
         return RoundsTaken(name, self.taken + 1, self.undone + undone)
 
     def without_earlier(self) -> RoundsTaken:
-        """Return a record under which results of rounds that have already begun will not be applied."""
+        """Return the record after an event that makes the results of rounds that have already begun invalid."""
         return replace(self, last=uuid.uuid4().hex)
 
 
@@ -74,7 +74,7 @@ class RoundChange:
 
 
 def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWeights:
-    """Return the change that added to ``before`` gives ``now``, whose labels may be followed by new ones.
+    """Return the change that turns ``before`` into ``now``, which may have further labels at the end.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWei
             rows = slice(0, len(known)) if name in now.head else ...
             change[rows] -= known
             if name in now.head:
-                # The row of a new label holds its value, since there is nothing to subtract.
+                # The row of a new label holds its value, because there is no earlier value to subtract.
                 fresh = slice(len(before.labels), len(now.labels))
                 change[fresh] = value[fresh]
         changes[name] = change
@@ -101,7 +101,7 @@ def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWei
 def applied(
     present: LabelledWeights, change: RoundChange, known: tuple[int, ...]
 ) -> LabelledWeights:
-    """Return the present model plus a round's change, so that whatever was learned meanwhile stays.
+    """Return the present model plus a round's change, which keeps everything that was learned meanwhile.
 
     A label for which the present model has no row is skipped.
 
@@ -112,8 +112,8 @@ def applied(
     change : RoundChange
         The changes that the round made.
     known : tuple of int
-        Labels that the learner knew before those rows were added. If a label that is new in the round is among
-        them, the learner's own row is kept.
+        Labels that the learner knew before rows for new labels were added. If a label that is new in the round is
+        among them, the learner's own row is kept.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def applied(
 
 
 class RoundInbox:
-    """The place in a learner's folder where rounds leave their results.
+    """The file in a learner's folder to which rounds write their results.
 
     A later result replaces one that was not claimed yet: both start from the same saved state.
 
@@ -157,13 +157,13 @@ class RoundInbox:
         self._left, self._claimed = place / "round.state", place / "claimed.state"
 
     def leave(self, change: RoundChange) -> None:
-        """Write a result; OSError if the disk does not take it."""
+        """Write a result; raise OSError if it cannot be written."""
         write_state(self._left, _KIND, change)
 
     def claim(self) -> RoundChange | None:
-        """Return the waiting result and reserve it until `done`; None if there is none.
+        """Return the waiting result, and reserve it until `done`; return None if there is none.
 
-        A result that was claimed by a process that died is returned again. One that cannot be read is deleted.
+        A result is returned again if the process that claimed it died. A result that cannot be read is deleted.
         """
         if not self._claimed.exists():
             try:

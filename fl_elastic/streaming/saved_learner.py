@@ -1,4 +1,4 @@
-"""A stream's learner as it was last saved, from which a round of the federation trains."""
+"""The last saved state of a stream's learner, from which a round of the federation trains."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ _STORE, _POSITION = "samples.db", "position.state"
 _POSITION_KIND = Kind("fl_elastic.stream_position")
 _NEWEST = 512
 _ROOM = 16 * 2**20
-# A smaller share of the examples is taken for rounding error.
+# A smaller share of the examples is treated as rounding error.
 _NOTHING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class SavedLearner:
-    """A learner as it was last saved; everything is a copy except the store, which is shared.
+    """The last saved state of a learner; everything is a copy except the store, which is shared.
 
     Parameters
     ----------
     classifier : Classifier
-        A copy of the learner's model, with every class of state and store.
+        A copy of the learner's model, with all classes that occur in the state or the store.
     saved : LabelledWeights
-        The model's weights as they were saved.
+        The saved weights of the model.
     progress : Progress
         Counters of the learner.
     rounds : RoundsTaken
@@ -64,7 +64,7 @@ class SavedLearner:
     held_out, new : sequence of Row
         The held-out window, and the samples that the learner has not trained on yet.
     unlearned : collection of int
-        Numbers of the samples that are not in ``sums``: without a label, held out, or forgotten.
+        Numbers of the samples that are not in ``sums``: those without a label, held out, or forgotten.
     number : int
         Number of the newest sample.
     store : SampleStore
@@ -144,7 +144,7 @@ class SavedLearner:
         return OnePass(pool, labels, size, self.body.as_inputs)
 
     def head_sums(self, weight: str, labels: Sequence[int]) -> HeadSums | None:
-        """Return the sums of a head in closed form in the form that is sent, without a pass over all samples.
+        """Return the sums of a head in closed form as they are sent, without a pass over all samples.
 
         Some stored samples are kept apart in folds, for the choice of the penalty, unless older samples have less
         weight.
@@ -154,13 +154,13 @@ class SavedLearner:
         weight : str
             Name of the head's weight.
         labels : sequence of int
-            Labels of the columns. The result is None without sums, and if there are samples of other labels as
-            well, which cannot be separated in the sums.
+            Labels of the columns. The result is None without sums, and also if the sums include samples of other
+            labels, because these cannot be separated.
         """
         known, sums = self.classifier.classes, self.sums
         if sums is None or sums.weight < 1:
             return None
-        # A column counts as filled beyond rounding error; the model may know more labels by now.
+        # A column has samples if it exceeds rounding error; the model may have more labels by now.
         filled = np.flatnonzero(sums.targets[-1] > min(0.5, _NOTHING * sums.weight)).tolist()
         if any(known.label(place) not in labels for place in filled):
             return None
@@ -169,16 +169,16 @@ class SavedLearner:
         return found if self.fades else found.with_folds(self._folds(sums, labels))
 
     def _folds(self, sums: RunningSums, labels: Sequence[int]) -> tuple[Fold, ...]:
-        """Return at most five folds of stored samples, together as many as clients without a stream hold out."""
+        """Return at most five folds of stored samples, as many samples as clients without a stream hold out."""
         draw = np.random.default_rng(self.number)
         ids = self.store.draw(
             held_out(len(sums.origin)), version=self.classifier.version, generator=draw
         )
-        # Samples that came after the state was saved, or were not learned then, are not in the sums, and those with
-        # another label since are there with the earlier one. A fold of theirs could not be taken out of the total.
+        # Samples that came after the state was saved, or were not learned by then, are not in the sums, and samples
+        # relabelled since are in them with the earlier label. Neither can be subtracted from the total as a fold.
         ours = {each for each in ids.tolist() if each <= self.number} - {*self.unlearned}
         found = self.store.take(sorted(ours))
-        # Asked for after the labels were read: a label is in the log before it is in the store.
+        # Called after the labels were read, because a label is in the log before it is in the store.
         same = ~np.isin(found.ids, [*self.labelled_since()])
         wanted = np.array([labels.index(each) for each in found.y[same].tolist()], np.int64)
         targets, rows = np.eye(len(labels))[wanted], np.asarray(found.x, np.float64)[same]
@@ -186,7 +186,7 @@ class SavedLearner:
         return tuple(Fold.of(rows[part::FOLDS], targets[part::FOLDS]) for part in parts)
 
     def held_out_batch(self) -> Batch:
-        """Return the window as one batch; StreamError if it is empty."""
+        """Return the held-out window as one batch; raise StreamError if it is empty."""
         if not self.held_out:
             raise StreamError("no sample is held out yet: evaluate once more labels have come")
         inputs = self.body.as_inputs(np.stack([row.x for row in self.held_out]))
@@ -239,7 +239,8 @@ def open_store(path: Path) -> SampleStore:
         policy, encoding, seed = (kept[key] for key in ("policy", "encoding_name", "seed"))
     except (sqlite3.Error, KeyError) as error:
         raise StoreError(f"cannot read the sample store {path}: {error}") from None
-    # Nothing is added here, so any capacity will do that the store, which may still grow, does not exceed.
+    # No samples are added through this object, so any capacity that exceeds the file, which may still grow, will
+    # do.
     capacity = 2 * path.stat().st_size + _ROOM
     return SampleStore(path, capacity, policy=policy, encoding=encoding, seed=int(seed))
 
@@ -252,7 +253,7 @@ def load_snapshot(
     prepare: Prepare,
     seed: int = 0,
 ) -> SavedLearner:
-    """Return a learner as it was last saved; the caller closes its store.
+    """Return the last saved state of a learner; the caller closes its store.
 
     Parameters
     ----------
@@ -311,13 +312,13 @@ def load_snapshot(
 
 
 def _with_outputs(model: nn.Module, outputs: int | None) -> nn.Module:
-    """Return a copy with at most that many outputs: the learner may have begun with fewer than the server."""
+    """Return a copy with at most ``outputs`` outputs: the learner may have begun with fewer than the server."""
     made = copy.deepcopy(model)
     name = head_name(made)
     layer = made.get_submodule(name)
     if outputs is not None and isinstance(layer, nn.Linear) and layer.out_features > outputs:
         parent, _, own = name.rpartition(".")
-        # The weights are loaded from the saved state later; drawing initial ones must not change the random state.
+        # The weights are loaded later; drawing initial ones must not change the random state.
         with preserved_rng():
             shorter = nn.Linear(layer.in_features, outputs, bias=layer.bias is not None)
         setattr(made.get_submodule(parent), own, shorter.to(layer.weight).train(layer.training))
@@ -326,7 +327,7 @@ def _with_outputs(model: nn.Module, outputs: int | None) -> nn.Module:
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """How far a stream had been read at the last round; later samples are new to the federation.
+    """Position of a stream at the last round; later samples are new to the federation.
 
     Parameters
     ----------
@@ -346,12 +347,12 @@ class StreamPosition:
 
     @classmethod
     def load(cls, folder: Path) -> StreamPosition:
-        """Return the position saved in a learner's folder; the beginning of the stream if none can be read."""
+        """Return the position saved in a learner's folder; if there is none, the beginning of the stream."""
         try:
             return read_state(cls, folder / _POSITION, _POSITION_KIND)
         except (OSError, ArchiveError):
             return cls()
 
     def save(self, folder: Path) -> None:
-        """Save it in a learner's folder; OSError if the disk does not take it."""
+        """Save it in a learner's folder; raise OSError if that fails."""
         write_state(folder / _POSITION, _POSITION_KIND, self)

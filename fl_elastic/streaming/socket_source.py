@@ -1,4 +1,4 @@
-"""A socket as a source: lines of JSON from any client, each answered."""
+"""A socket as a source: it answers each line of JSON from any client."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _MOST_CONNECTIONS = 100
 _MOST_UNREAD = 2**18
 # Most bytes of unfinished lines, all clients together.
 _MOST_UNFINISHED = 4 * LONGEST_LINE
-# Seconds without progress in reading its answers after which a client is disconnected.
+# A client is disconnected if it has not read any of its answers for this many seconds.
 _PATIENCE_SECONDS = 60.0
 _LONGEST_NAME = 100
 _MOST_ID = 2**63
 _NUMBERED = "numbered"
 _NO_ID = "the id is no whole number and no short name"
 _WHOSE_NUMBER = (
-    "samples came with numbers for ids of their senders' own, and this may be one of them or a sample_id: let "
-    "senders give their own ids as text"
+    "senders have used numbers as ids of their own, so this number may be such an id or a sample_id: let senders "
+    "give their own ids as text"
 )
 
 
@@ -47,13 +47,13 @@ def lines_over_socket(
 ) -> Iterator[SourceReading]:
     """Listen, and yield the lines of all clients in turn.
 
-    A line is JSON: ``{"x": [...], "y": 3}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered
-    by a line with the prediction and the ``sample_id`` under which a label can be given later. A sample whose
-    answer has a ``sample_id`` is not lost if this process dies. Any other sample may be sent again; it counts once
-    if it carries the sender's own ``id`` beside its ``x``. Such an id is best a text: once one was a number, a
-    label for a number is refused, since nothing tells it from a ``sample_id``. A client that does not read its
-    answers is not read from. There is no authentication: listen on the loopback interface, or behind something that
-    authenticates.
+    A line is JSON: ``{"x": [...], "y": 3}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered by a line
+    with the prediction and the ``sample_id`` under which a label can be given later. A sample whose answer has a
+    ``sample_id`` is not lost if this process dies. Any other sample may be sent again; it counts once if its line
+    also has the sender's own ``id``. Such an id should be text: once a sender's id was a number, labels for numbers
+    are refused, because a number may be either such an id or a ``sample_id``. As long as a client does not read its
+    answers, its lines are not read. There is no authentication: listen on the loopback interface, or behind a proxy
+    that authenticates.
     """
     del follow
     host, _, port = where.rpartition(":")
@@ -68,7 +68,7 @@ def lines_over_socket(
 
 @dataclass(eq=False)
 class _Client:
-    """A connected client: the lines that wait to be handled, and the answers that it has not read."""
+    """A connected client, with its lines that wait to be handled and the answers that it has not read."""
 
     connection: socket.socket
     lines: deque[bytes] = field(default_factory=deque)
@@ -78,7 +78,7 @@ class _Client:
     stuck_since: float | None = None
 
     def receive(self) -> None:
-        """Read what the client has sent so far, at most one buffer of it; wait for nothing."""
+        """Read the bytes that the client has sent, at most one buffer, without waiting."""
         try:
             data = self.connection.recv(_PART)
         except BlockingIOError:
@@ -101,7 +101,7 @@ class _Client:
             self.refuse()
 
     def refuse(self) -> None:
-        """Drop the line that it is sending, answer that the line is too long, and disconnect."""
+        """Drop the line that is being received, answer that it is too long, and disconnect."""
         self.lines.append(b"")
         self.part.clear()
         self.ended = True
@@ -120,7 +120,7 @@ class _Client:
         except BlockingIOError:
             sent = 0
         except OSError:
-            # The client is gone: the lines that it sent still count.
+            # The client is gone; the lines that it sent are still handled.
             self.unread.clear()
             self.ended, self.stuck_since = True, None
             return
@@ -132,7 +132,7 @@ class _Client:
 
     @property
     def is_heard(self) -> bool:
-        """Whether the client reads its answers; if it does not, no further lines are read from it."""
+        """Whether the client reads its answers; if not, no further lines are read from it."""
         return len(self.unread) <= _MOST_UNREAD
 
     @property
@@ -162,7 +162,7 @@ class _Door:
         self._numbered = numbered
 
     def readings(self) -> Iterator[SourceReading]:
-        """Yield the clients' lines for ever, one of each client in turn."""
+        """Yield the clients' lines without end, one of each client in turn."""
         self._listening.setblocking(False)
         with self._listening:
             try:
@@ -182,11 +182,11 @@ class _Door:
         self._numbered |= reading.name is not None and reading.name.lstrip("-").isdecimal()
         if self._numbered and isinstance(reading.sample_id, int):
             return SourceReading(x=Unreadable(_WHOSE_NUMBER), y=0, answer=reading.answer)
-        # Kept with the sample, so that it is known after a restart.
+        # Saved with the sample's position, so that it is known after a restart.
         return replace(reading, position={_NUMBERED: True}) if self._numbered else reading
 
     def _looked(self, seconds: float) -> bool:
-        """Accept, receive and send; return whether there was anything to receive."""
+        """Accept connections, receive and send; return whether anything was received."""
         with selectors.DefaultSelector() as selector:
             if len(self._clients) < _MOST_CONNECTIONS:
                 selector.register(self._listening, selectors.EVENT_READ)
@@ -230,7 +230,7 @@ def _message(line: bytes, client: _Client) -> SourceReading:
         return SourceReading(x=Unreadable(TOO_LONG), y=0, answer=client.answer)
     try:
         said = json.loads(line)
-        # Tables call it a label.
+        # CSV tables use the name "label".
         sample_id, x, y = said.get("id"), said.get("x"), said.get("y", said.get("label"))
     except (ValueError, AttributeError, RecursionError):
         return SourceReading(x=Unreadable("no JSON object"), y=0, answer=client.answer)

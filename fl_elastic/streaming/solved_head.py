@@ -32,19 +32,19 @@ from fl_elastic.streaming.stream_options import ClosedForm
 _HELD_OUT = 320
 # The penalty is first chosen at this many samples, then each time their number has doubled.
 _FIRST_CHOICE = 16
-# A feature that is further from its mean than this many standard deviations is a fault: its square would outweigh
-# those of all others. Features are not limited before the second number of samples has come.
+# A feature further from its mean than this many standard deviations is an outlier, whose square would outweigh all
+# others, and is clipped. The second number is that of samples from which on features are clipped.
 _FURTHEST, _LEAST = 100.0, 16
-# Newer samples get larger weights instead of older ones smaller weights. When the exponent of the newest weight
-# exceeds this number, all weights are rescaled.
+# Instead of lowering the weights of older samples, newer ones get larger weights. When the exponent of the newest
+# weight exceeds this number, all weights are rescaled.
 _LARGEST = 30.0
 
 
 class SolvedHead(LearningRule):
-    """The head of a classifier, solved from the sums over the samples that it was given.
+    """The head of a classifier, solved from sums over all learned samples.
 
-    Samples wait until the next `update`, which adds them all at once. To adapt means to choose the penalty again,
-    by the error on stored samples that are held out of the sums.
+    Samples wait until the next `update`, which adds them all at once. An adaptation chooses the penalty again, by
+    the error on stored samples that are held out of the sums.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class SolvedHead(LearningRule):
     classifier : Classifier
         The model; its last layer is overwritten.
     guard : Guard
-        Decides whether a newer head is worse.
+        Decides whether the new head is worse than the present one.
     store : SampleStore
         Holds the samples that the head has learned.
     seed : int
@@ -85,7 +85,7 @@ class SolvedHead(LearningRule):
 
     @property
     def reads(self) -> str:
-        """Places where the head reads, ``last`` for the last layer."""
+        """The places that the head reads; ``last`` for the input of the last layer."""
         model = self._classifier.model
         return str(model.reading) if isinstance(model, Readout) else "last"
 
@@ -108,10 +108,10 @@ class SolvedHead(LearningRule):
         return 0.0 if self._how.before is None else float(self._how.before.num_examples)
 
     def kept(self, features: NDArray[Any]) -> NDArray[Any]:
-        """Return features with outliers clipped to the furthest value allowed, as the store gives them back.
+        """Return features with outliers clipped to the largest allowed distance, as read back from the store.
 
-        What is subtracted from the sums later must equal what was added. Refused is raised if the store cannot hold
-        such features.
+        Features that are later subtracted from the sums must equal those that were added. Refused is raised if the
+        store's encoding cannot represent them.
         """
         if self.sums.weight >= _LEAST * self._newest_weight:
             mean, far = self.sums.mean, _FURTHEST * np.sqrt(self.sums.spread)
@@ -120,11 +120,11 @@ class SolvedHead(LearningRule):
         return self._store.as_kept(features)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Discard those of these samples that wait to be learned."""
+        """Discard these samples if they still wait to be learned."""
         self._waiting = [row for row in self._waiting if row.number not in numbers]
 
     def learn(self, row: Row) -> None:
-        """Queue a labelled sample; it is added to the sums at the next `update` at the latest."""
+        """Queue a labelled sample, which the next `update` adds to the sums at the latest."""
         self._waiting.append(row)
 
     def relabel(self, row: Row, y: int) -> None:
@@ -149,7 +149,7 @@ class SolvedHead(LearningRule):
         return self.sums.weight >= max(2 * self._chosen_at, _FIRST_CHOICE * self._newest_weight)
 
     def adapt(self, memory: StreamMemory, progress: Progress) -> Adaptation | None:
-        """Choose the penalty again, and write the head that it gives into the model."""
+        """Choose the penalty again, and write the head solved with it into the model."""
         if not self.sums.weight or self._classifier.body is None:
             return None
         began = time.perf_counter()
@@ -185,7 +185,7 @@ class SolvedHead(LearningRule):
         self._gone -= {row.number for row in rows}
 
     def erased(self) -> None:
-        """Note that none of the samples that were subtracted is in the store."""
+        """Note that the store no longer holds any subtracted sample."""
         self._gone.clear()
 
     def apply_round_result(self, change: RoundChange, held_out: Sequence[Row]) -> str:
@@ -194,7 +194,7 @@ class SolvedHead(LearningRule):
         return "the head is in closed form, from this stream's own sums"
 
     def to_state(self) -> RuleState:
-        """Return the state to save; from now on this head equals one that was restored from it."""
+        """Return the state to save; from then on this head behaves like one restored from this state."""
         self._take_in()
         self._head.renew()
         head = SolvedHeadState(
@@ -228,7 +228,7 @@ class SolvedHead(LearningRule):
         self._newest, self._base = head.newest, head.base
         self._chosen_at, self._changed = head.chosen_at, head.changed
         if head.gone:
-            # They were subtracted before a restart, which came before the store had erased them.
+            # These samples were subtracted, but the process ended before the store had erased them.
             self._store.erase(head.gone)
 
     def _sums_before(self) -> RunningSums:
@@ -256,7 +256,7 @@ class SolvedHead(LearningRule):
         return sums
 
     def _choose_penalty(self, memory: StreamMemory, progress: Progress) -> None:
-        """Choose the penalty by the error on some learned samples when they are held out of the sums."""
+        """Choose the penalty by the error on some learned samples, held out of the sums."""
         self._take_in()
         rows = self._learned_rows(memory, progress.adaptations)
         if rows:

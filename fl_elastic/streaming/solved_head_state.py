@@ -32,7 +32,7 @@ class SolvedHeadState:
     gone : frozenset of int
         Samples that were subtracted from the sums and may still be in the store.
     changed : bool
-        Whether a newer head than the one in the model can be solved.
+        Whether the sums or the penalty have changed since the head in the model was solved.
     """
 
     sums: KeptSums

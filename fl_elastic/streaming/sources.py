@@ -12,7 +12,7 @@ from fl_elastic.registry import Registry
 
 POLL_SECONDS = 0.2
 LONGEST_LINE = 16 * 2**20
-"""Most bytes of a line; a longer one is not a sample, and is not kept in memory."""
+"""Most bytes of a line; a longer one is refused and not kept in memory."""
 TOO_LONG = f"line too long: more than {LONGEST_LINE} bytes"
 
 
@@ -22,21 +22,22 @@ def nobody(_: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class SourceReading:
-    """The next item from a source: a sample, a late label, or silence.
+    """The next item from a source: a sample, a late label, or a pause.
 
     Parameters
     ----------
     x, y : object
         Sample and label as for `StreamLearner.observe`, unchecked, or `Unreadable` in place of ``x``. If ``x``,
-        ``y`` and ``sample_id`` are all None, nothing has arrived for a moment.
+        ``y`` and ``sample_id`` are all None, nothing has arrived recently.
     sample_id : int, str or None
-        The sample whose late label ``y`` is.
+        The sample to which the late label ``y`` belongs.
     answer : callable
         Called with the result of handling this reading.
     ends : bool
-        Whether this is the last reading of a file, which is moved away when the next reading is requested.
+        Whether this is the last reading of a file; the file is moved away when the next reading is requested.
     position : mapping or None
-        Where the source continues after this reading, as JSON can hold it; None if it cannot be read again.
+        Position, as JSON values, from which the source continues after this reading; None if it cannot be read
+        again.
     name : str or None
         The sender's name for the sample.
     """
@@ -56,7 +57,7 @@ class SourceReading:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether it must be handled alone: a late label, or a sample whose sender waits for an answer."""
+        """Whether it must be handled alone: a late label, or a sample whose sender waits for the answer."""
         return self.sample_id is not None or self.answer is not nobody
 
 
@@ -84,7 +85,7 @@ def open_source(
     after : mapping, optional
         The `SourceReading.position` of the last reading that was handled before.
     follow : bool
-        Whether to wait for more at the end of a table or folder; a socket always waits.
+        Whether to wait for more samples at the end of a table or folder; a socket always waits.
 
     Raises
     ------
@@ -109,19 +110,19 @@ def _parts(spec: str) -> tuple[str, str]:
 
 
 MOST_SOURCES = 16
-"""Most sources that are remembered; the one read longest ago is forgotten first."""
+"""Most sources whose positions are kept; the one read longest ago is dropped first."""
 
 
 @dataclass(frozen=True)
 class SourcePosition:
-    """How far a source has been read, once a sample is handled.
+    """Position of a source after a sample was handled.
 
     Parameters
     ----------
     source : str
         Name of the source.
     at : mapping
-        What the source needs in order to continue from there, as JSON can hold it.
+        Position from which the source can continue, as JSON values.
     """
 
     source: str

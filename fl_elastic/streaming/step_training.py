@@ -47,7 +47,7 @@ class StepTraining(LearningRule):
     guard : Guard
         Decides whether the model got worse.
     optimizer_fn : callable
-        Makes a new optimiser for each adaptation: momentum from older data would push in a wrong direction.
+        Makes a new optimiser for each adaptation, because momentum from older data would have a wrong direction.
     budget, policy
         See `ElasticTrainer`.
     trigger : Trigger
@@ -64,7 +64,7 @@ class StepTraining(LearningRule):
     Attributes
     ----------
     selection : SelectionState
-        Importance of the tensor groups and more from earlier adaptations, by which the next one chooses.
+        Importance of the tensor groups and other results of earlier adaptations, from which the next one plans.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class StepTraining(LearningRule):
         except TrainingError as error:
             undone = str(error)
         except BaseException:
-            # Stopping the process, too, must not leave half an adaptation.
+            # Stopping the process, too, must not leave an incomplete adaptation.
             load_weights(module, manifest, weights)
             raise
         else:
@@ -153,13 +153,13 @@ class StepTraining(LearningRule):
         )  # fmt: skip
 
     def drifted(self) -> None:
-        """Discard the selection: importances date from before the drift."""
+        """Discard the selection, whose importances are from before the drift."""
         self.selection = SelectionState()
 
     def forget(
         self, rows: Sequence[Row], memory: StreamMemory, progress: Progress, *, alpha: float | None
     ) -> tuple[int, Sequence[Row]]:
-        """Dampen the weights that matter far more to these samples than to all; see `dampen_body`."""
+        """Dampen the weights that are far more important to these samples than to all; see `dampen_body`."""
         del progress
         weights = 0
         if rows:
@@ -184,7 +184,7 @@ class StepTraining(LearningRule):
         self.selection = state.selection or SelectionState()
 
     def _broken(self, module: nn.Module, loader: Iterable[Batch]) -> str:
-        """Return why the model is unusable, whatever the held-out window says; empty if it is usable."""
+        """Return why the model is unusable regardless of its held-out score; empty if it is usable."""
         if not all(all_finite(parameter) for parameter in module.parameters()):
             return "a weight is no longer finite"
         with torch.no_grad():

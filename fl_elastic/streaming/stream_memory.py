@@ -1,4 +1,4 @@
-"""Where a sample goes: to the store, to the next training batches, or to the held-out window."""
+"""Distribution of samples to the store, to the next training batches, or to the held-out window."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fl_elastic.streaming.store.sample_store import SampleStore
 
 _LOG = logging.getLogger("fl_elastic")
 _INGESTED, _POSITIONS = "ingested", "positions"
-# Most changes that wait to be written together, and most bytes of their samples: written one by one, each change
+# Most changes that wait to be written together, and most bytes of their samples. If written one by one, each change
 # would rewrite a page of every index.
 _MOST_CHANGES, _MOST_BYTES = 256, 2**20
 
@@ -50,17 +50,17 @@ class LateLabel:
 class StreamMemory:
     """The store of a stream and the newest samples in memory.
 
-    Changes of the store are gathered and written together. The same transaction records which samples the store was
-    given, so that none is given twice, whenever the process ends.
+    Changes of the store are collected and written together. The same transaction records which samples were offered
+    to the store, so that none is offered twice, even if the process is killed.
 
     Parameters
     ----------
     store : SampleStore
-        Nothing else may add samples to it.
+        The store; no other object may add samples to it.
     guard : Guard
         Decides which samples are held out.
     learned : callable
-        Called with each labelled sample once it may be learned from: when it arrives, or when it leaves the window.
+        Called with each labelled sample when it may be learned from: when it arrives, or when it leaves the window.
     recent : RecentSamples
         The newest samples.
     number : int
@@ -68,7 +68,7 @@ class StreamMemory:
     events : int
         Number of the learner's events, including the one being handled.
     positions : mapping
-        How far each source has been read, by source.
+        Position of each source, by name of the source.
 
     Attributes
     ----------
@@ -97,17 +97,17 @@ class StreamMemory:
 
     @property
     def held_out(self) -> list[Row]:
-        """The window that training does not see."""
+        """The held-out window, on which the model is not trained."""
         return self.recent.held_out
 
     @property
     def is_full(self) -> bool:
-        """Whether enough changes are gathered that it is time to `settle` them."""
+        """Whether so many changes are collected that they should be written (`settle`)."""
         return len(self._pending) >= _MOST_CHANGES or self._bytes >= _MOST_BYTES
 
     def keep(self, row: Row, prediction: int | None) -> bool:
-        """Hold a sample out or give it to the store; return whether it can fit into a store of this capacity."""
-        # Copied, since the caller may reuse the array for the next sample.
+        """Hold a sample out or offer it to the store; return whether it can fit into a store of this capacity."""
+        # Copied, because the caller may reuse the array for the next sample.
         row = replace(row, x=np.array(row.x))
         if row.y is not None:
             if self.recent.count_labelled(self._guard):
@@ -121,7 +121,7 @@ class StreamMemory:
         return self.store.fits(row.x.nbytes)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Discard these samples before they reach the store, since they could not be logged."""
+        """Discard these samples, which could not be logged, before they reach the store."""
         self._pending = [each for each in self._pending if each[1].number not in numbers]
 
     def find(self, sample_id: int) -> Row | None:
@@ -130,7 +130,7 @@ class StreamMemory:
         row = Row(found.x[0], found.y.tolist()[0], sample_id) if len(found) else None
         for _, each in self._pending:
             if each.number == sample_id and isinstance(each, Offer):
-                # As a reader of the store would see it.
+                # The sample as it would be read back from the store.
                 x = self.store.as_kept(np.asarray(each.x))
                 row = Row(x, each.y, sample_id)
             elif each.number == sample_id and isinstance(each, Relabelled) and row is not None:
@@ -142,8 +142,7 @@ class StreamMemory:
     def label(self, sample_id: int, y: int, row: Row | None) -> LateLabel:
         """Give a sample its label; after its first label the sample is learned from or held out.
 
-        A second label corrects the first wherever the sample is: in the store, among those that are trained on
-        next, or in the window.
+        A second label corrects the first one in the store, in the list of new samples, or in the held-out window.
 
         Parameters
         ----------
@@ -202,7 +201,7 @@ class StreamMemory:
             yield self.known(ids[start : start + _MOST_CHANGES])
 
     def drifted(self) -> None:
-        """Release the held-out samples to the store after a drift: they are out of date."""
+        """Release the held-out samples to the store after a drift, because they are out of date."""
         self._let_go(self.recent.release())
 
     def adapted(self) -> None:
@@ -210,7 +209,7 @@ class StreamMemory:
         self.recent.new.clear()
 
     def pool(self, classes: ClassMap) -> Pool | None:
-        """Return the samples that batches are made of; None if there is no labelled sample."""
+        """Return the pool from which batches are drawn; None if there is no labelled sample."""
         rows = list(self.recent.new)
         x = np.stack([row.x for row in rows]) if rows else np.zeros(0, np.float32)
         y = np.array([row.y for row in rows], np.int64)
@@ -247,16 +246,16 @@ class StreamMemory:
         self.number = number
 
     def reached(self, position: SourcePosition) -> None:
-        """Note how far a source has been read."""
+        """Record the position of a source."""
         self.positions = with_position(self.positions, position)
 
     def at_event(self, number: int) -> None:
-        """Note which event is being handled."""
+        """Record the number of the event that is being handled."""
         self.events = number
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Within this context, repeat the events after the restored state; the store is given nothing twice."""
+        """Within this context, repeat the events after the restored state; offer no sample to the store twice."""
         self._given = given = IngestedSamples.from_text(self.store.noted(_INGESTED))
         ahead = _positions(self.store.noted(_POSITIONS))
         with self.unsettled():
@@ -278,7 +277,7 @@ class StreamMemory:
 
     @contextmanager
     def unsettled(self) -> Iterator[None]:
-        """Within this context, write nothing to the store, so that it never holds what is not yet in the log."""
+        """Within this context, write nothing to the store, so that no change is stored before it is logged."""
         self._waits = True
         try:
             yield
@@ -286,7 +285,7 @@ class StreamMemory:
             self._waits = False
 
     def settle(self) -> None:
-        """Write the gathered changes to the store."""
+        """Write the collected changes to the store."""
         if self._waits or not self._pending:
             return
         pending, self._pending, self._bytes = self._pending, [], 0
@@ -294,7 +293,7 @@ class StreamMemory:
             self.store.change([change for _, change in some], version, self._note)
 
     def _note(self, left: Sequence[Change]) -> dict[str, object]:
-        """Return the facts to store together with the changes when only the changes in ``left`` remain."""
+        """Return the facts to store in the transaction after which only the changes in ``left`` remain."""
         beside = [row.number for row in self.held_out]
         beside += [each.number for each in left if isinstance(each, Offer) and each.number]
         return {
@@ -303,7 +302,7 @@ class StreamMemory:
         }
 
     def _let_go(self, rows: Sequence[Row]) -> None:
-        """Give the store samples that have left the window, and learn them."""
+        """Offer samples that have left the window to the store, and learn them."""
         self._give(rows)
         for row in rows:
             self._learned(row)

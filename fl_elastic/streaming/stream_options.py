@@ -1,4 +1,4 @@
-"""Settings of a learner: what a batch holds, when it adapts, its head in closed form, and rarely changed ones."""
+"""Settings of a learner: replay in batches, trigger of adaptations, head in closed form, and other options."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class StreamOptions:
     save_every : int
         Number of samples after which the state is saved even without an adaptation; 0 for never.
     most_classes : int
-        Most classes; further labels are refused, so that invalid ones do not make the head grow without end.
+        Most classes; further labels are refused, so that invalid labels do not make the head grow without limit.
     history : int
-        Number of adaptations that are remembered.
+        Number of past adaptations that are kept in the record.
     training : TrainerOptions
         Options of each adaptation's training.
     """
@@ -135,15 +135,15 @@ class Trigger:
 class ClosedForm:
     """Settings of a head in closed form that learns from a stream.
 
-    It reads the input of the model's last layer. For a head that reads elsewhere, give the learner the model that
-    `fl_elastic.training.read_out.readout_of` makes.
+    It reads the input of the model's last layer. For a head that reads other places, give the learner the model
+    that `fl_elastic.training.read_out.readout_of` returns.
 
     Parameters
     ----------
     remember : float, optional
-        A sample's weight falls to 1/e of a new one's after this many further samples. By default all samples have
-        equal weight, so that no order of classes makes the head forget one; 1,000 to 3,000 suit streams whose
-        classes change.
+        After this many further samples, a sample's weight is 1/e of a new sample's. By default all samples have
+        equal weight, so that the head forgets no class, in whatever order classes come; 1,000 to 3,000 suit streams
+        whose classes change.
     before : HeadSums, optional
         Sums from before the stream, as `fl_elastic.training.head_pass` computes them locally, or from a server.
         They have one column per label in ``classes`` of the learner, in order.

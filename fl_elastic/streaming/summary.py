@@ -63,7 +63,7 @@ def _in_order(learner: StreamLearner) -> list[str]:
     names = [name for name, _ in learner.model.named_parameters()]
 
     def place(group: str) -> int:
-        # A body of features puts a prefix before the model's own names.
+        # If the learner keeps features, group names have a prefix before the model's own names.
         own = group.removeprefix("model.")
         return next((i for i, name in enumerate(names) if name.startswith(own)), len(names))
 

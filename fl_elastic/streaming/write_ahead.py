@@ -1,6 +1,6 @@
-"""Write-ahead: every event is in the log or the saved state, safe from a kill, before it is reported.
+"""Write-ahead logging: before an event is reported, it is in the log or the saved state and survives a kill.
 
-A power cut may lose the events of the log that the system has not yet written to the disk.
+A power cut may lose events in the log that the operating system has not yet written to the disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PATIENCE = 64
 
 
 def log_bytes(capacity_bytes: int) -> int:
-    """Return the bytes that the log may take beside a store of this capacity before the state is saved.
+    """Return the bytes of the log, for a store of this capacity, after which the state is saved.
 
     >>> log_bytes(2**17), log_bytes(64 * 2**20)
     (65536, 8388608)
@@ -44,9 +44,9 @@ class WriteAhead:
     folder : Path
         Folder of the state.
     most : int
-        Bytes of the log after which it is time to save.
+        Bytes of the log after which the state should be saved.
     save : callable
-        Saves the state, including all events so far; returns whether the disk took it.
+        Saves the state, including all events so far; returns whether that was possible.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class WriteAhead:
 
     @property
     def is_long(self) -> bool:
-        """Whether the log is so long that it is time to save."""
+        """Whether the log is so long that the state should be saved."""
         return self._log.size > self._most
 
     def since(self, events: int) -> list[Event]:
@@ -76,7 +76,8 @@ class WriteAhead:
                 found.append(event)
             elif event.number > events:
                 _LOG.warning("events that do not follow on the saved state were left out")
-                # Later events would not follow on either: the next one needs a saved state first.
+                # Later events would have a gap before them, too: the state must be saved before the next one
+                # counts.
                 self._gap = events + len(found) + 1
                 break
         self.events += len(found)
@@ -90,8 +91,8 @@ class WriteAhead:
         facts, x
             See `Event`.
         learned : bool
-            Whether any sample has been valid yet. Refusals before that are written with the first valid sample: a
-            learner whose settings do not fit the stream leaves no files behind.
+            Whether there has been a valid sample. Earlier refusals are written together with the first valid
+            sample, so that a learner whose settings do not fit the stream leaves no files behind.
         """
         self.events += 1
         event = Event(self.events, facts, x)

@@ -1,7 +1,7 @@
-"""Conformance checks and made-up cases for authors of a policy, a score, a codec, a rule or a pooling.
+"""Conformance checks and synthetic cases for authors of a policy, a score, a codec, a rule or a pooling.
 
-Each function returns small checks. A check takes the plug-in's class or an instance and raises AssertionError if
-a rule is broken. With pytest::
+Each function returns small checks. A check takes the plug-in's class or an instance, and raises AssertionError if
+the plug-in breaks a rule of its interface. With pytest::
 
     @pytest.mark.parametrize("check", policy_checks(), ids=name_of)
     def test_my_policy(check):

@@ -14,10 +14,10 @@ from fl_elastic.update import Codec
 Subject = type[Codec] | Codec
 
 _Floats = NDArray[np.float32]
-# Largest error as a share of the largest value: writing zeros would lose no more.
+# Largest error as a share of the largest value: that of a codec that only writes zeros.
 _LARGEST_ERROR = 1.0 + 1e-6
 _WRITINGS = 400
-# Most standard errors of the mean of these writings; rounding to nearest would be ten of them off.
+# Largest error in standard errors of the mean over these writings; rounding to nearest would be off by ten.
 _MOST_ERRORS = 5.0
 
 
@@ -70,7 +70,7 @@ def check_lossless_is_exact(subject: Subject) -> None:
 
 
 def check_unbiased_mean_is_the_value(subject: Subject) -> None:
-    """Check that an unbiased codec returns each value on average over many generators."""
+    """Check that an unbiased codec's mean result over many generators equals each value."""
     codec = instance_of(subject)
     if not codec.unbiased:
         return
@@ -80,13 +80,13 @@ def check_unbiased_mean_is_the_value(subject: Subject) -> None:
             read = read.reshape(_WRITINGS, *values.shape)
             mean = read.mean(axis=0, dtype=np.float64)
             error = float(np.abs(mean - values).max(initial=0.0))
-            # Spread of the number that varies most: a number that was always rounded the same way shows no spread.
+            # The largest standard deviation, because a number that was always rounded in the same way has none.
             spread = float(read.std(axis=0, dtype=np.float64).max(initial=0.0))
             expected = _MOST_ERRORS * spread / _WRITINGS**0.5
             rounding = 1e-6 * float(np.abs(values).max(initial=0.0))
             require(
                 error <= expected + rounding,
-                f"{_WRITINGS} writings are off by {error:.3g} in the mean, chance explains {expected:.3g}",
+                f"the mean of {_WRITINGS} writings is off by {error:.3g}, more than by chance: {expected:.3g}",
             )
 
 
@@ -166,7 +166,7 @@ def check_any_bytes_are_read_or_refused(subject: Subject) -> None:
 
 
 def check_not_finite_is_refused(subject: Subject) -> None:
-    """Check that NaN and infinity, which would spoil the global model, raise UpdateError."""
+    """Check that NaN and infinity, which would destroy the global model, raise UpdateError."""
     for bad in (np.nan, np.inf, -np.inf):
         for shape in ((2,), (1, 1, 2, 1), (200,)):
             values = np.ones(shape, dtype=np.float32)

@@ -20,7 +20,7 @@ from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
 
 _Scored = Callable[[Any, Probe, MadeUpTraining], NDArray[np.float64]]
-"""Returns all scores, as one array, that a subject gives to a probe of a training."""
+"""Returns all scores of a subject for a probe of a training, as one array."""
 Subject = type[Importance] | Importance
 ChannelSubject = type[ChannelScore] | ChannelScore
 
@@ -62,7 +62,7 @@ def check_asked_batches_suffice(subject: Subject) -> None:
 
 
 def check_scores_follow_their_groups(subject: Subject) -> None:
-    """Check that scoring a part of the groups gives one score for each of them."""
+    """Check that scoring only some of the groups gives one score for each of them."""
     training = made_up_training()
     probe = _probe_of(subject, training)
     for groups in (probe.groups[:1], probe.groups[2:4]):
@@ -112,7 +112,7 @@ def _probe_checks(scored: _Scored) -> list[Check]:
 
 
 def _trainings() -> Iterator[MadeUpTraining]:
-    """Yield made-up models in training, with optimisers of different state."""
+    """Yield synthetic models in training, with optimisers of different state."""
     yield made_up_training("sgd")
     yield made_up_training("adam", seed=1)
 

@@ -1,4 +1,4 @@
-"""Conformance checks of policies: rules for every plan, whichever policy makes it."""
+"""Conformance checks of policies: rules that the plans of every policy must keep."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def policy_checks() -> list[Check]:
 
 
 def check_plan_trains_something(subject: Subject) -> None:
-    """Check that every plan trains at least one group, whatever the time budget."""
+    """Check that every plan trains at least one group, under any time budget."""
     for request in _timed_requests():
         plan = instance_of(subject).plan(request)
         require(bool(plan.mask.any()), f"an empty plan under {request.budget}")
@@ -84,7 +84,7 @@ def check_plan_predicts_the_cost_of_its_profile(subject: Subject) -> None:
 
 
 def check_plan_fits_time_or_takes_fewer_steps(subject: Subject) -> None:
-    """Check that a plan that exceeds the time takes fewer steps, and one within it takes all."""
+    """Check that a plan that exceeds the time budget takes fewer steps, and a plan within it takes all."""
     for request in _timed_requests():
         plan = instance_of(subject).plan(request)
         seconds = request.profile.step_seconds(plan.mask)
@@ -107,7 +107,7 @@ def check_plan_without_budget_takes_every_step(subject: Subject) -> None:
 
 
 def check_plan_fits_memory_or_is_refused(subject: Subject) -> None:
-    """Check that a step stays within the memory, or the plan is refused by BudgetError."""
+    """Check that a step stays within the memory budget, or BudgetError is raised."""
     for profile in _profiles():
         full = mask_bytes(profile, np.ones(len(profile), dtype=bool))
         for share in (1.0, 0.5, 0.1, 1e-6):
@@ -122,7 +122,7 @@ def check_plan_fits_memory_or_is_refused(subject: Subject) -> None:
 
 
 def check_plan_fits_uplink_or_is_refused(subject: Subject) -> None:
-    """Check that the trained tensors fit the uplink, or the plan is refused by BudgetError."""
+    """Check that the trained tensors fit the uplink budget, or BudgetError is raised."""
     for profile in _profiles():
         full = float(profile.parameter_bytes.sum())
         for share in (1.0, 0.5, 0.1, 1e-6):
@@ -154,7 +154,7 @@ def check_plan_survives_worthless_groups(subject: Subject) -> None:
 
 
 def check_plan_of_a_single_group_trains_it(subject: Subject) -> None:
-    """Check that a model of one group is trained, however tight the time."""
+    """Check that a model of one group is trained, even if time is very short."""
     for speedup in _SPEEDUPS:
         request = _request(made_up_profile(groups=1), Budget(speedup=speedup))
         require(
@@ -163,7 +163,7 @@ def check_plan_of_a_single_group_trains_it(subject: Subject) -> None:
 
 
 def check_a_fit_leaves_what_is_not_its_own(subject: Subject) -> None:
-    """Check that a fit, or its refusal, leaves hooks, attributes, classes and flags as they were."""
+    """Check that a fit, or its refusal, leaves hooks, attributes, classes and flags unchanged."""
     for optimizer in ("sgd", "adam"):
         training = made_up_training(optimizer)
         trainer = ElasticTrainer(

@@ -1,4 +1,4 @@
-"""Conformance checks of poolings: what a head that reads through a pooling may rely on."""
+"""Conformance checks of poolings: the guarantees on which a head that reads through a pooling relies."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def check_nothing_is_trained_or_kept_in_a_state(subject: Pooling) -> None:
 
 
 def check_type_and_device_are_the_inputs(subject: Pooling) -> None:
-    """Check that after a move, computation is in the inputs' type and on their device."""
+    """Check that a moved pooling computes in the inputs' type and on their device."""
     for shape, pooling in _suited(subject):
         for kind in (torch.float64, torch.bfloat16):
             found = pooling.to(kind)(_given(shape).to(kind))

@@ -1,4 +1,4 @@
-"""A small made-up model in the middle of training, for checks of importance scores."""
+"""A small synthetic model in the middle of training, for checks of importance scores."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def made_up_training(optimizer: str = "sgd", *, seed: int = 0, batches: int = 4)
 
 
 class Snapshot:
-    """Records everything that a probe must leave unchanged: model, gradients, optimiser, random and global state.
+    """Record of everything that a probe must leave unchanged: model, gradients, optimiser, random, global state.
 
-    A fit changes weights, optimiser state and random states; all else must be unchanged after a fit too, see
-    `foreign`.
+    A fit changes weights, optimiser state and random states; after a fit, too, all else must be unchanged
+    (`foreign`).
 
     Examples
     --------
@@ -121,7 +121,7 @@ class Snapshot:
         self._surroundings = _foreign(model, optimizer)
 
     def differences(self) -> list[str]:
-        """Return the names of all that has changed since, compared bit for bit."""
+        """Return the names of everything that has changed since, compared bit for bit."""
         now = self._take()
         names = [*self._before, *(name for name in now if name not in self._before)]
         return [name for name in names if self._before.get(name) != now.get(name)]

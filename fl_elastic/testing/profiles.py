@@ -1,4 +1,4 @@
-"""Made-up cost profiles: small enough to reason about, reproducible from a seed."""
+"""Synthetic cost profiles: small enough to reason about, reproducible from a seed."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def check_result_lies_between_the_deltas(subject: Subject) -> None:
         inside = (merged <= deltas.max(0).clip(min=0) + slack) & (
             merged >= deltas.min(0).clip(max=0) - slack
         )
-        require(bool(inside.all()), f"{merged} lies outside of what the clients ask for")
+        require(bool(inside.all()), f"{merged} lies outside of the clients' deltas")
 
 
 def check_order_of_clients_does_not_matter(subject: Subject) -> None:
@@ -72,7 +72,7 @@ def check_order_of_clients_does_not_matter(subject: Subject) -> None:
 
 
 def check_weight_is_positive_and_falls_with_probability(subject: Subject) -> None:
-    """Check that a client's weight is positive, and not larger if it trains the tensor more often."""
+    """Check that a client's weight is positive, and does not grow with its probability of training the tensor."""
     rule = instance_of(subject)
     weights = [rule.weight(10.0, probability) for probability in (1e-9, 0.1, 0.5, 1.0)]
     require(all(0 < weight < math.inf for weight in weights), f"weights {weights}")
@@ -97,7 +97,7 @@ def check_linear_all_from_all_is_fedavg(subject: Subject) -> None:
 
 
 def check_linear_step_is_no_longer_than_the_contributors_mean(subject: Subject) -> None:
-    """Check that the divisor is finite and at least the contributed weight, also element by element."""
+    """Check that the divisor is finite and at least the contributed weight, also for each element."""
     rule = instance_of(subject)
     if not isinstance(rule, LinearRule):
         return
@@ -126,7 +126,7 @@ def check_linear_unit_of_weight_does_not_matter(subject: Subject) -> None:
 
 
 def check_linear_divisor_depends_on_nothing_else(subject: Subject) -> None:
-    """Check that a rule carries no state from one tensor to the next."""
+    """Check that a rule keeps no state from one tensor to the next."""
     rule = instance_of(subject)
     if not isinstance(rule, LinearRule):
         return
@@ -136,7 +136,7 @@ def check_linear_divisor_depends_on_nothing_else(subject: Subject) -> None:
 
 
 def check_robust_untrained_elements_do_not_count(subject: Subject) -> None:
-    """Check that an element is merged from those clients that trained it, as if there were no others."""
+    """Check that an element is merged from the clients that trained it, as if there were no others."""
     rule = instance_of(subject)
     if not isinstance(rule, RobustRule) or type(rule).chosen is not RobustRule.chosen:
         # A rule that chooses among whole updates does not handle parts.
@@ -146,7 +146,9 @@ def check_robust_untrained_elements_do_not_count(subject: Subject) -> None:
     one = rule.combine(deltas, np.ones(5))
     other = rule.combine(absent, np.ones(8))
     require(bool(np.isfinite(other).all()), f"untrained elements give {other}")
-    require(bool((np.sign(one) == np.sign(other)).all()), f"{one} alone, {other} among the absent")
+    require(
+        bool((np.sign(one) == np.sign(other)).all()), f"{one} alone, {other} with absent clients"
+    )
 
 
 def _merged(subject: Subject, deltas: _Floats, weights: _Floats) -> _Floats:

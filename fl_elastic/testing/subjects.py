@@ -1,4 +1,4 @@
-"""Shared by all conformance checks: their type, the subject, and how they fail."""
+"""Helpers of all conformance checks: their type, instances of a plug-in, and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients and server send each other: the manifest, partial updates, and their packed form."""
+"""Messages between clients and server: the manifest, partial updates, models, and their wire format."""
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec

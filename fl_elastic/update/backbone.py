@@ -1,4 +1,4 @@
-"""A prepared backbone in one file: a fleet's initial weights without the head, and their digest."""
+"""A pretrained backbone in one file: a fleet's initial weights without the head, and their digest."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def write_backbone(
 ) -> str:
     """Write all tensors of a model except its head's to a file, atomically; return their digest.
 
-    The digest is the one that :func:`~fl_elastic.flower.initial_arrays` sends for a model of which only the head
-    trains: a device with another backbone refuses to train.
+    For a model of which only the head trains, :func:`~fl_elastic.flower.initial_arrays` sends the same digest, and
+    a device with another backbone refuses to train.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ def write_backbone(
     model : nn.Module
         The model with the weights to write.
     head : collection of str
-        Names of tensors to leave out, because each fleet has its own classes.
+        Names of the head's tensors, which are left out because each fleet has its own classes.
     facts : mapping, optional
-        Origin of the weights, as JSON can hold it.
+        Facts about the origin of the weights, as JSON values.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def load_backbone(model: nn.Module, path: str | os.PathLike[str]) -> tuple[str, 
     Returns
     -------
     tuple of str
-        Names of the parameters that the file does not hold: those of the head.
+        Names of the parameters that the file does not contain: those of the head.
 
     Raises
     ------

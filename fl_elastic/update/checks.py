@@ -1,4 +1,4 @@
-"""Checks of what a client claims: shapes, finite numbers and counts of its update, before it is merged."""
+"""Checks of a client's update before it is merged: shapes, finite numbers and counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROUNDED = 0.01
 
 @dataclass(frozen=True)
 class Limits:
-    """Counts that a server accepts: larger ones are taken for damage or an attack.
+    """Bounds of the numbers that a server accepts: larger ones are treated as damage or an attack.
 
     Attributes
     ----------
@@ -69,7 +69,8 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
                 f"delta of {name!r} has shape {shape}, the manifest says {manifest.shapes[index]}"
             )
         largest = ranges[manifest.dtypes[index]]
-        # The squares, which are needed later anyway, bound all numbers. If they do not suffice, check each number.
+        # The sums of squares, which are needed later anyway, bound all numbers. If this bound is too large, check
+        # each.
         if packed is None or together > largest or packed.start(name) is None:
             _check_numbers(name, np.asarray(delta), largest)
         check_count(f"step count of {name!r}", update.steps[name], 1, limits.max_steps)
@@ -79,7 +80,7 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
 
 
 def check_variances(update: PartialUpdate, base: Mapping[str, NDArray[Any]]) -> None:
-    """Raise UpdateError if a running variance would become negative by more than codecs round.
+    """Raise UpdateError if a running variance would become negative by more than a codec's rounding error.
 
     Parameters
     ----------
@@ -123,7 +124,7 @@ def _check_numbers(name: str, delta: NDArray[Any], largest: float) -> None:
 
 @cache
 def _range_of(dtype: str) -> float:
-    """Return the largest number of a manifest's floating dtype, as it is held outside torch."""
+    """Return the largest number of a manifest's floating dtype, by the numpy dtype that holds it."""
     return float(np.finfo("float32" if dtype == "bfloat16" else dtype).max)
 
 
@@ -146,6 +147,6 @@ def _check_part(update: PartialUpdate, name: str, masks: Masks) -> None:
                 f"trained part of {name!r} must have a boolean mask of shape ({count},) or None "
                 f"for axis {axis}"
             )
-    # Counting is many times cheaper than building the outer product and checking outside it.
+    # Counting non-zeros is many times cheaper than building the outer product to check outside it.
     if np.count_nonzero(delta) != np.count_nonzero(take_part(delta, masks)):
         raise UpdateError(f"delta of {name!r} is not zero outside its trained part")

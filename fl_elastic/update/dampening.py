@@ -1,4 +1,4 @@
-"""Squared gradients, and the dampening rule that shrinks weights by them to make a model forget examples."""
+"""Squared gradients, and the dampening rule that shrinks weights according to them, to forget examples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Floats = NDArray[np.float32]
 class SquaredGradients:
     """Sums of the squared gradients of single examples.
 
-    Those of several devices or data sets are added with ``+``.
+    Sums of several devices or data sets are added with ``+``.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class SquaredGradients:
                 )
 
     def __add__(self, other: SquaredGradients) -> SquaredGradients:
-        """Return the sums of both; UpdateError if they are of other parameters."""
+        """Return the sums of both; raise UpdateError if their parameters differ."""
         if {n: s.shape for n, s in self.sums.items()} != {
             n: s.shape for n, s in other.sums.items()
         }:
@@ -85,7 +85,7 @@ class SquaredGradients:
 def encode_squares(
     everything: SquaredGradients, forgotten: SquaredGradients | None, manifest: Manifest
 ) -> bytes:
-    """Return a device's squares as one buffer of fp32: those of all its examples, then those to be forgotten."""
+    """Return a device's squares as one buffer of fp32: of all its examples, then of those to be forgotten."""
     indices = sorted(manifest.index[name] for name in everything.sums)
     names = [manifest.names[index] for index in indices]
     header = {
@@ -105,7 +105,7 @@ def encode_squares(
 def decode_squares(
     data: bytes | memoryview, manifest: Manifest, limits: Limits | None = None
 ) -> tuple[SquaredGradients, SquaredGradients | None]:
-    """Return the squares of all examples of a device, and of those to be forgotten, if there are any.
+    """Return the squares of all examples of a device, and those of the examples to be forgotten, if any.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def decode_squares(
 def refuse_what_is_no_part(forgotten: SquaredGradients, everything: SquaredGradients) -> None:
     """Raise UpdateError unless the examples of ``everything`` can include those of ``forgotten``."""
     for name, squares in forgotten.sums.items():
-        # The two were summed and rounded separately; tiny numbers are rounded to whole steps.
+        # The two sums were rounded separately, and subnormal numbers have a large relative error.
         if (squares > everything.sums[name] * np.float32(1.001) + _TINY).any():
             raise UpdateError(
                 f"the squares of {name!r} are larger for the examples to be forgotten than for all examples: the "
@@ -157,7 +157,7 @@ def refuse_what_is_no_part(forgotten: SquaredGradients, everything: SquaredGradi
             )
 
 
-# Most weights from which a percentile is computed: in larger models, every second or third weight suffices.
+# Most weights from which a percentile is computed: in larger models only every second or third weight is used.
 _LOOKED_AT = 4_000_000
 _NEARLY = 1e-3
 
@@ -177,10 +177,11 @@ def dampening_factors(
     Parameters
     ----------
     forgotten, everything : SquaredGradients
-        Sums of the same parameters: for the examples to be forgotten, and for all examples of the training,
-        including these.
+        Sums of the same parameters: for the examples to be forgotten, and for all training examples, including
+        these.
     alpha : float, optional
-        Above 0. A smaller value forgets more and damages more of the rest. By default `alpha_by_share` computes it.
+        Above 0. A smaller value forgets more and does more damage to other examples. By default `alpha_by_share`
+        computes it.
 
     Raises
     ------
@@ -247,5 +248,5 @@ def alpha_by_share(forgotten: SquaredGradients, everything: SquaredGradients) ->
         )
     ]
     found = np.percentile(np.concatenate(ratios), 100 - math.log1p(100 * share)) / share
-    # Weights that matter to no other example have the largest possible ratio, and there may be many of them.
+    # Weights with gradients from no other example have the largest possible ratio, and there may be many of them.
     return max(min(float(found), (1 - _NEARLY) / share), 1.0)

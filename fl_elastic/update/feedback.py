@@ -1,4 +1,4 @@
-"""Error feedback: what encoding an update loses is added to the next update."""
+"""Error feedback: the error of encoding an update is added to the next update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_elastic.update.partial import PartialUpdate, trained_part
 
 _LOG = logging.getLogger(__name__)
 _KIND = Kind("fl_elastic.residuals")
-# Version of the model before any update was sent.
+# Version that stands for "no update was sent yet".
 _NONE = -1
 _VERSION, _FORGOT = "version", "forgot"
 # Bytes per tensor for its name and its row in the archive's table.
@@ -27,21 +27,22 @@ _OVERHEAD = 4096
 
 
 class ErrorFeedback:
-    r"""Keeps for each parameter what a lossy codec lost, :math:`e \leftarrow (\Delta + e) - C(\Delta + e)`.
+    r"""Keeps each parameter's error from a lossy codec, :math:`e \leftarrow (\Delta + e) - C(\Delta + e)`.
 
-    With codecs that write everything sooner or later (top-k, rounding), the sum of what arrives differs from the
-    sum of what was learnt by a bounded residual (Seide et al. 2014, Karimireddy et al. 2019).
+    With codecs that write every number sooner or later (top-k, rounding), the sum of decoded updates differs from
+    the sum of true updates only by a bounded residual (Seide et al. 2014, Karimireddy et al. 2019).
 
-    Versions of the model increase from round to round. An update that starts from a version which is not above that
-    of the last one belongs to another run, or the server went back: earlier losses are then not added.
+    Versions of the model increase from round to round. If an update does not start from a higher version than the
+    last one, it belongs to another run, or the server has returned to an earlier model: earlier errors are then not
+    added.
 
     Parameters
     ----------
     residuals : dict of str to ndarray, optional
-        Losses so far, in the tensors' shapes.
+        Errors so far, in the tensors' shapes.
     manifest : Manifest, optional
-        Tells parameters from running statistics, for which no residual is kept; by default all tensors count as
-        parameters.
+        Distinguishes parameters from running statistics, for which no residual is kept; by default all tensors
+        count as parameters.
     version : int
         Version of the model from which the last update that was sent starts; -1 if none was sent.
     forgot : str
@@ -69,12 +70,12 @@ class ErrorFeedback:
         self._manifest = manifest
 
     def forget(self, name: str) -> None:
-        """Drop all losses so far, because they come from examples that must be forgotten; once for each name."""
+        """Drop all errors so far, because they depend on examples that must be forgotten; once for each name."""
         if self.forgot != name:
             self.residuals, self.forgot = {}, name
 
     def corrected(self, update: PartialUpdate) -> PartialUpdate:
-        """Return ``update`` with earlier losses added to the elements that were trained now.
+        """Return ``update`` with earlier errors added to the elements that it trained.
 
         Raises
         ------
@@ -101,7 +102,7 @@ class ErrorFeedback:
         return replace(update, deltas=deltas)
 
     def sent(self, corrected: PartialUpdate, decoded: PartialUpdate) -> None:
-        """Store what encoding lost of ``corrected``, given what the receiver decodes.
+        """Store the encoding error of ``corrected``, given the update that the receiver decodes.
 
         Residuals of elements that were not trained are unchanged.
 
@@ -112,7 +113,7 @@ class ErrorFeedback:
         """
         if set(corrected.deltas) != set(decoded.deltas):
             odd = sorted(set(corrected.deltas) ^ set(decoded.deltas))
-            raise UpdateError(f"what was sent and what arrived differ in the tensors {odd[:3]}")
+            raise UpdateError(f"the sent and the decoded update differ in the tensors {odd[:3]}")
         lost = {
             name: self._lost(name, corrected, decoded)
             for name in corrected.deltas
@@ -134,14 +135,14 @@ class ErrorFeedback:
         with np.errstate(invalid="ignore", over="ignore"):
             lost = np.asarray(whole - arrived, dtype=np.float32)
         if not np.isfinite(lost).all():
-            raise UpdateError(f"what was lost of {name!r} is not finite")
+            raise UpdateError(f"the encoding error of {name!r} is not finite")
         part, before = trained_part(corrected, name), self.residuals.get(name)
         if part is None or before is None:
             return lost
         return np.where(part, lost, before)
 
     def save(self, path: str | os.PathLike[str]) -> bool:
-        """Write the residuals to a file, atomically; if that fails, log it and return False."""
+        """Write the residuals to a file, atomically; return whether that was possible, and log it if not."""
         try:
             facts = {_VERSION: self.version, _FORGOT: self.forgot}
             write_archive(path, _KIND, facts, self.residuals)
@@ -153,7 +154,7 @@ class ErrorFeedback:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], manifest: Manifest) -> ErrorFeedback:
-        """Read the file that `save` wrote; none are restored if it is missing, damaged or of another model."""
+        """Return the residuals in a file of `save`; empty if the file is missing, damaged or of another model."""
         try:
             residuals, version, forgot = _read(path, manifest)
             return cls(residuals, manifest, version, forgot)

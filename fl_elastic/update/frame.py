@@ -3,7 +3,7 @@
 Layout, little-endian: magic ``FLEL``, format version (u16), kind (u8), zero (u8), header length (u32), checksum of
 all the rest (16 bytes, see `checksum`), header (JSON, padded with spaces so that a payload of 4 KB or more begins
 at a multiple of 64 bytes), payload. There is one buffer rather than one array per tensor, because the cost of
-Flower's transport depends on the number of arrays, not of bytes.
+Flower's transport depends on the number of arrays rather than on that of bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _START = struct.Struct("<4sHBBI")
 _BEFORE_TEXT = _START.size + CHECKSUM_BYTES
 # Long payloads are aligned, so that numbers can be read in place and word by word; short ones are not padded.
 _ALIGNMENT, _LONG = 64, 4096
-# Most bytes of a header: a fixed part, with room for JSON's freedom of notation, and parts per tensor and axis.
+# Most bytes of a header: a fixed part, with room for other ways to write the same JSON, and parts per tensor and
+# axis.
 _FIXED, _PER_TENSOR, _PER_AXIS = 4096, 128, 32
 _WORD = np.dtype("<u8")
-# Odd, so that replacing one constant by another in a whole row always changes the row's sum.
+# Words per row: odd, so that replacing one constant by another in a whole row always changes the row's sum.
 _ROW = 1023
 ROW_BYTES = _ROW * _WORD.itemsize
-# Number of rows that stay in the processor's cache while they are summed both ways.
+# Number of rows that stay in the processor's cache while they are summed by row and by column.
 _ROWS_AT_ONCE = 64
 
 
@@ -106,7 +107,7 @@ def unpack(
 
 
 def _difference(seen: object, manifest: Manifest) -> str:
-    """Describe how the other side's tensors differ, for example by the float64 of some server optimisers."""
+    """Describe how the other side's tensors differ, for example in the float64 of some server optimisers."""
     own = {dtype for dtype in manifest.dtypes if dtype in FLOATS}
     for dtype in FLOATS:
         dtypes = tuple(dtype if each in FLOATS else each for each in manifest.dtypes)
@@ -150,7 +151,7 @@ def _json_object(text: bytes) -> dict[str, Any]:
 
 
 def field(header: dict[str, Any], name: str, kind: type) -> Any:
-    """Return a field of the header; UpdateError unless it is of type ``kind``."""
+    """Return a field of the header; raise UpdateError unless it is of type ``kind``."""
     value = header.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise UpdateError(f"header field {name!r} is {str(value)[:40]!r}, expected {kind.__name__}")
@@ -192,8 +193,8 @@ def checksum(head: bytes, numbers: bytes | memoryview) -> bytes:
     head : bytes
         Bytes that are digested unchanged.
     numbers : bytes-like
-        Bytes that are laid out in rows of `ROW_BYTES`. The digest covers the sums of the 64-bit words of each row
-        and of each column, modulo 2^64, and the bytes after the last whole row unchanged.
+        Bytes that are divided into rows of `ROW_BYTES`. The digest covers the sums of 64-bit words of each row and
+        of each column, modulo 2^64, and the bytes after the last whole row themselves.
 
     Examples
     --------

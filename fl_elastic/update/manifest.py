@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Weights: TypeAlias = Mapping[str, NDArray[Any]]
 """Tensors of a model by name."""
 WeightDict: TypeAlias = dict[str, NDArray[Any]]
-"""Tensors of a model by name, in a dict that its holder may change."""
+"""Tensors of a model by name, in a dict that may be changed."""
 FROZEN_BASE = "fl_elastic.frozen_base"
-"""Name of the frozen base's digest among a model's weights; no tensor of a torch model has it by accident."""
+"""Name of the frozen base's digest among a model's weights; no tensor of a torch model can have this name."""
 
 READ_FROM = "read_from"
 """Name of a readout's buffer that holds the places of the model that it reads."""
@@ -40,10 +40,10 @@ _DIGEST = 16
 def travelling(model: nn.Module) -> list[str]:
     """Return the names of the tensors that a federation has to send, in the order of the model's state.
 
-    These are all tensors, unless some floating parameters have ``requires_grad=False`` and others have not. In that
-    case they are the trainable parameters and the buffers that training changes: floating ones, and the one-number
-    counters beside them. Left out are then the statistics of a norm whose parameters are all frozen, which runs in
-    eval mode, and buffers that belong to weights kept as integers.
+    These are all tensors, unless some floating parameters have ``requires_grad=False`` and others do not. Then they
+    are the trainable parameters and the buffers that training changes: floating ones, and the counters of one
+    number beside them. Not sent are the statistics of a norm whose parameters are all frozen, because it runs in
+    eval mode, and buffers of modules whose weights are stored as integers.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def travelling(model: nn.Module) -> list[str]:
     if not frozen or not any(flags):
         return list(state.tensors)
     moving = {id(parameter) for parameter, flag in pairs if flag} | _moving_buffers(state.model)
-    # Tensors that define where a head reads, and onto which directions features are projected.
+    # Tensors that define which places a head reads, and the directions onto which features are projected.
     reads = (READ_FROM, f"{PROJECTION}.") if READ_FROM in state.tensors else ()
     return [
         name
@@ -151,9 +151,9 @@ class Role(StrEnum):
 class Manifest:
     """Names, shapes, dtypes and roles of a model's tensors, in a fixed order.
 
-    Parameters are trained. Statistics are floating buffers, such as BatchNorm's running mean. Counters are
-    integer and boolean tensors: they travel from the server to the clients and are never averaged. Roles are not
-    part of the hash, because a server may know its model as arrays only.
+    Parameters are trained. Statistics are floating buffers, such as BatchNorm's running mean. Counters are integer
+    and boolean tensors: the server sends them to clients, and they are never averaged. Roles are not part of the
+    hash, because a server may know its model as arrays only.
 
     Attributes
     ----------
@@ -180,22 +180,22 @@ class Manifest:
     def of(cls, model: nn.Module, *, whole: bool = False) -> Manifest:
         """Return the manifest of a torch model: of all its tensors, or of those outside its frozen base.
 
-        If some floating parameters have ``requires_grad=False`` and others have not, as with adapters, the former
-        are the frozen base: every device has it, and it does not travel. It includes the statistics of norms that
-        are frozen completely, integer parameters, and buffers of integers. Flags that a plan has set temporarily do
-        not count.
+        If some floating parameters have ``requires_grad=False`` and others do not, as with adapters, the former are
+        the frozen base: every device has it, and it is not sent. It includes the statistics of norms that are
+        frozen completely, integer parameters, and buffers of integers. Flags that a plan has set temporarily are
+        ignored.
 
         Parameters
         ----------
         model : nn.Module
-            The model, with the flags that its owner has set.
+            The model, with the ``requires_grad`` flags of its user.
         whole : bool
             Whether to include the frozen base.
 
         Raises
         ------
         UpdateError
-            If a tensor's dtype cannot travel (complex, quantised).
+            If a tensor's dtype cannot be sent (complex, quantised).
         ModelError
             If the shape of a tensor is unknown before the first batch.
 
@@ -207,7 +207,7 @@ class Manifest:
         >>> Manifest.of(model).names
         ('1.weight', '1.bias')
         """
-        # Imported here, since a server that only knows arrays does not load torch.
+        # Imported here, because a server that only has arrays does not load torch.
         from fl_elastic.groups.forward import is_sparse
         from fl_elastic.groups.model_state import refuse_unshaped
 
@@ -344,16 +344,16 @@ def _buffer_role(dtype: str) -> Role:
 
 
 def _state_of(model: nn.Module) -> ModelState:
-    # Imported here: a process that has a model has loaded torch, but a server that only knows arrays has not.
+    # Imported here: a process with a model has loaded torch, but a server that only has arrays has not.
     from fl_elastic.groups.model_state import ModelState
 
     return ModelState.of(model)
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:
-    """Return a copy of a tensor as it travels; bfloat16 becomes float32, since numpy does not have it.
+    """Return a copy of a tensor as it is sent; bfloat16 becomes float32, because numpy does not have it.
 
-    It is a copy because a tensor that shares its memory with numpy can never be resized again, as observers do.
+    It is a copy because a tensor that shares memory with numpy can never be resized, as quantisation observers do.
     """
     import torch
 
@@ -367,8 +367,8 @@ def weights_of(
 ) -> dict[str, NDArray[Any]]:
     """Return copies of the model's tensors as numpy arrays, in the manifest's order: all, or those in ``names``.
 
-    If all tensors are requested and the manifest leaves out a frozen base, the digest of the base follows under
-    `FROZEN_BASE`, for clients to compare with their own.
+    If all tensors are requested and the manifest leaves out a frozen base, the digest of the base is added under
+    `FROZEN_BASE`, and clients compare it with their own.
     """
     state = _state_of(model).tensors
     digest = None if names is not None else base_digest(model, manifest.index)
@@ -379,7 +379,7 @@ def weights_of(
 
 
 def places_of(state: Mapping[str, Any]) -> str:
-    """Return the name of the places that a readout with this state reads; empty for any other model's state.
+    """Return the name of the places that the readout with this state reads; empty for any other model's state.
 
     >>> places_of({"weight": np.ones(2)})
     ''
@@ -393,7 +393,7 @@ def places_of(state: Mapping[str, Any]) -> str:
 
 
 def refuse_other_places(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise UpdateError if a state is that of a readout of other places, even if all shapes are the same."""
+    """Raise UpdateError if a state belongs to a readout of other places, even if all shapes are the same."""
     reads, wanted = places_of(own), places_of(given)
     if reads and wanted and reads != wanted:
         raise UpdateError(
@@ -408,8 +408,8 @@ def load_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, NDA
     Raises
     ------
     UpdateError
-        If the weights do not fit the manifest, carry the digest of another frozen base than the model's, or cannot
-        be written into the model's tensors.
+        If the weights do not fit the manifest, include the digest of another frozen base than the model's, or
+        cannot be written into the model's tensors.
     """
     import torch
 

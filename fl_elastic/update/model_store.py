@@ -1,4 +1,4 @@
-"""The last model that a client received, kept on disk so that the server need only send what has changed."""
+"""The last model that a client received, kept on disk so that the server need only send changed tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelStore:
     Parameters
     ----------
     path : path-like
-        The file; its folder is made with the first model.
+        The file; its folder is created when the first model is saved.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -47,7 +47,7 @@ class ModelStore:
             return None
 
     def save(self, weights: Mapping[str, NDArray[Any]], version: int) -> bool:
-        """Write the whole model, atomically; return False, with a log message, if the disk refuses.
+        """Write the whole model, atomically; return whether that was possible, and log it if not.
 
         Raises
         ------
@@ -59,7 +59,7 @@ class ModelStore:
             # A damaged file costs no more than the next download of the whole model.
             write_archive(self.path, _KIND, {"version": int(version)}, weights, durable=False)
         except OSError as error:
-            # The next round then needs a full download; this one goes on.
+            # The next round then needs a full download; the present round is not affected.
             _LOG.warning("cannot keep the model in %s: %s", self.path, error.strerror)
             return False
         return True

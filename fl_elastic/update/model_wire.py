@@ -1,10 +1,10 @@
-"""The packed form of a model's weights: the whole model, or the tensors that changed since a version.
+"""Wire format of a model's weights: the whole model, or the tensors that changed since a version.
 
-A message of changed tensors carries the version from which it starts, and the CRC-32 of the whole model's payload.
-The receiver packs its updated model and compares: if the model differs from the sender's (another branch of the
-federation after a restart, another codec in an earlier message), it is refused instead of trained on.
+A message of changed tensors contains the version from which it starts, and the CRC-32 of the whole model's payload.
+The receiver packs its updated model and compares: if its model differs from the sender's (another branch of the
+federation after a restart, another codec in an earlier message), the message is refused.
 
-For a frozen base, which stays on the device, the message carries the manifest's digest, which is compared too.
+If there is a frozen base, which is not sent, the message contains its digest, which is compared too.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def decode_weights(
 def _known_weights(
     known: tuple[Weights, int] | None, since: int, manifest: Manifest
 ) -> dict[str, NDArray[Any]]:
-    """Return copies of the known weights; StaleModelError unless they are those of version ``since``."""
+    """Return copies of the known weights; raise StaleModelError unless they are those of version ``since``."""
     if known is None:
         raise StaleModelError(
             f"got the tensors changed since version {since}, but no model is held here: "
@@ -160,7 +160,7 @@ def _write(weights: Weights, manifest: Manifest, writer: Codec) -> Iterator[byte
     generator = np.random.default_rng(0)
     for name, role in zip(manifest.names, manifest.roles, strict=True):
         with np.errstate(over="ignore"):
-            # Cast to the manifest's dtype first, since the receiver will hold and pack that.
+            # Cast to the manifest's dtype first, because the receiver stores and packs this dtype.
             held = np.asarray(weights[name], dtype=manifest.array_dtype(name), order="C")
             values = held if role is Role.COUNTER else np.asarray(held, dtype=np.float32)
         if role is Role.COUNTER:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.update.parts import Masks, outer_mask
 
-# Numbers below this have a square of zero in single precision.
+# Larger than any number whose square underflows in single precision.
 _TINY = 1e-15
 # Count of numbers that stay in the processor's cache for a second pass.
 _PIECE = 1 << 16
@@ -32,8 +32,8 @@ class PartialUpdate:
     base_version : int
         Version of the global model from which the deltas start.
     parts : dict of str to tuple
-        For each tensor that was only partly trained, one entry per axis: a mask of the trained indices, None for
-        all. The trained elements are the outer product of the masks; the delta is zero elsewhere.
+        For each tensor that was only partly trained, one entry per axis: a mask of the trained indices, or None for
+        all. The trained elements are given by the outer product of the masks; the delta is zero elsewhere.
     """
 
     deltas: dict[str, NDArray[Any]]
@@ -72,8 +72,8 @@ def trained_part(update: PartialUpdate, name: str) -> NDArray[np.bool_] | None:
 class PackedDeltas(dict[str, NDArray[Any]]):
     """Deltas by name, most of them views of one flat array.
 
-    It behaves like any dict: entries may be changed in place, replaced or removed. `start` tells where an entry
-    lies in the array. Copies, including pickled ones, are plain dicts.
+    It behaves like any dict: entries may be changed in place, replaced or removed. `start` returns the position of
+    an entry in the array. Copies, including pickled ones, are plain dicts.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class PackedDeltas(dict[str, NDArray[Any]]):
         return 2 * math.sqrt(largest) + _TINY if math.isfinite(largest) else math.inf
 
     def square(self, name: str) -> float | None:
-        """Return the sum of a delta's squares from the last call of `bound`; None if it has none."""
+        """Return the sum of a delta's squares from the last call of `bound`; None if it is not known."""
         return self._squares.get(name) if self.start(name) is not None else None
 
     def __reduce__(self) -> tuple[Any, ...]:

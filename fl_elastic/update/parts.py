@@ -13,7 +13,7 @@ from fl_elastic.errors import UpdateError
 
 Masks: TypeAlias = tuple[NDArray[np.bool_] | None, ...]
 """One entry per axis of a tensor: a mask of the indices in the part; None for all."""
-# With fewer numbers left out, the masks take as many bytes as they save.
+# If fewer numbers are left out, the masks take as many bytes as they save.
 _FEWEST_LEFT_OUT = 16
 _TRAINED, _NOT_ZERO = "trained", "nonzero"
 
@@ -84,7 +84,7 @@ class Slices:
     masks : tuple
         One entry per axis: a mask of the written indices, or None for all; at least one entry is a mask.
     trained : bool
-        Whether this is the trained part. Otherwise it only saves bytes, and has one mask.
+        Whether this is the trained part of a tensor. Otherwise it has one mask and only saves bytes.
     """
 
     masks: Masks
@@ -92,7 +92,7 @@ class Slices:
 
     @classmethod
     def of(cls, delta: NDArray[Any]) -> Slices | None:
-        """Return the non-zero slices of the axis where most can be left out; None if that saves hardly anything.
+        """Return the non-zero slices of the axis where most can be left out; None if few numbers can be.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""The packed form of partial updates.
+"""Wire format of partial updates.
 
 The header of `fl_elastic.update.frame` names the codec, the tensors (``indices`` into the manifest) and their step
 counts. If not every number is written with the codec, it also names the written part of each tensor (``slices``,
@@ -35,8 +35,8 @@ from fl_elastic.update.parts import Slices
 def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> bytes:
     """Return ``update`` as one buffer.
 
-    Of a tensor that was partly trained, the trained part is written. Of other tensors, all-zero slices are left
-    out, unless the codec is sparse itself.
+    For a tensor that was partly trained, only the trained part is written. For other tensors, slices of zeros are
+    left out, unless the codec is sparse itself.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> by
     """
     check_update(update, manifest)
     coarse = CODECS.make(codec)
-    # Seeded from the update itself, so that the same update gives the same bytes, while updates of other clients
-    # and rounds are rounded independently: errors cancel.
+    # Seeded from the update, so that the same update always gives the same bytes, while updates of different
+    # clients and rounds are rounded independently, and errors cancel.
     generator = np.random.default_rng(_seed_of(update) if coarse.lossy and coarse.unbiased else 0)
     indices = sorted(manifest.index[name] for name in update.deltas)
     names = [manifest.names[index] for index in indices]
@@ -178,7 +178,7 @@ def _slices_of(
 
 
 def _read_exact(header: dict[str, Any], indices: list[int], manifest: Manifest) -> set[int]:
-    # Given in the message, because roles are not part of the hash: the two sides may see them differently.
+    # Listed in the message, because roles are not part of the hash, and the two sides may assign different ones.
     if "exact" not in header:
         return set()
     exact = set(index_field(header, "exact", manifest))

@@ -194,7 +194,7 @@ def test_only_the_chosen_policy_is_asked_if_wanted(plan: Plan) -> None:
     assert "head" in text and "last_k" not in text and text.count("speed-up") == 1
     assert "bytes are sent" in text
     text = plan("mine:tiny", *SMALL, "--policy", "head", "--all").out
-    assert "last_k" in text and "what a step takes, as predicted" in text
+    assert "last_k" in text and "costs of a step, predicted" in text
 
 
 def test_a_policy_that_refuses_the_budget_says_why(plan: Plan) -> None:
@@ -245,12 +245,12 @@ def test_one_plan_has_one_speed_up(measure: tuple[str, ...], plan: Plan) -> None
     out = plan("mine:tiny", *SMALL, "--policy", "head", "--speedup", "1.2", "--all", *measure).out
     line = " ".join(out.split("full step ")[1].split())
     full, step, got = re.match(
-        r"([\d.]+) ms, planned ([\d.]+) ms \((?:measured|predicted)\); speed-up asked 1.20, got ([\d.]+)",
+        r"([\d.]+) ms, planned ([\d.]+) ms \((?:measured|predicted)\); speed-up requested 1.20, achieved ([\d.]+)",
         line,
     ).groups()  # type: ignore[union-attr]
     (row,) = [
         each.split()
-        for each in out.split("what a step takes")[1].splitlines()
+        for each in out.split("costs of a step")[1].splitlines()
         if each.startswith("head")
     ][:1]
     assert row[3] == step and row[4] == got
@@ -266,7 +266,7 @@ def test_without_json_it_is_a_table_and_a_sentence(plan: Plan) -> None:
     ended = plan("mine:tiny", *SMALL, "--speedup", "1.2")
     assert ended.status == 0
     assert "importance" in ended.out
-    assert "speed-up asked 1.20" in " ".join(ended.out.split())
+    assert "speed-up requested 1.20" in " ".join(ended.out.split())
 
 
 @pytest.mark.parametrize("speedup", ["50", "1e6"])

@@ -357,7 +357,7 @@ def test_damage_while_it_is_open_costs_the_store_and_not_the_stream(
         store.sample(5)
     assert (tmp_path / "samples.db.damaged-1").exists()
     assert len(store) > 0 and store.rejected["file was damaged"] >= 1
-    assert "a fresh one is started" in caplog.text
+    assert "a new one is started" in caplog.text
     store.close()
 
 

@@ -297,7 +297,7 @@ def test_labels_that_come_too_late_to_be_scored_are_learned_as_any_others(
     assert (late.progress.labelled, late.progress.unlearned) == (0, 0)
     assert late.progress.adaptations == waiting.progress.adaptations > 3
     assert same(weights(late), weights(waiting))
-    assert caplog.text.count("counts in no accuracy") == 1
+    assert caplog.text.count("not counted in the accuracy") == 1
     closed(late)
     closed(waiting)
 

@@ -140,7 +140,7 @@ def test_costs_are_of_the_optimizer_that_closes_over_the_model() -> None:
     ("parameters", "word"),
     [
         (lambda model: conv_net().parameters(), "none of"),
-        (lambda model: model[-1].parameters(), "not 0.weight"),
+        (lambda model: model[-1].parameters(), "not update 0.weight"),
     ],
 )
 def test_an_optimizer_of_other_parameters_is_refused(

@@ -40,7 +40,7 @@ from fl_elastic.fleet.serve import resolves, state_folder
 
 @dataclass(frozen=True)
 class World:
-    """Clock, name resolution and server as the checks of the network see them; tests replace them.
+    """Clock, name resolution and health query that the checks of the network use; tests replace them.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def _of_fleet(folder: FleetFolder, world: World) -> Iterator[Finding]:
     yield check_pair(folder)
     yield check_addresses(folder, server.addresses)
     yield check_permissions(_secrets(folder))
-    # A missing answer is only a warning: the server may not be started yet.
+    # A missing answer is only a warning, because the server may not have been started yet.
     yield from _network(server, folder.server_ca, world, missing="warn")
 
 
@@ -146,7 +146,7 @@ def _network(server: Server, ca: Path, world: World, missing: Status) -> Iterato
 def _dated(
     server: Server, answers: Sequence[tuple[str, Health]], world: World
 ) -> Sequence[tuple[str, Health]]:
-    """Return the answers, asked again without a certificate check where it was refused, for the server's time.
+    """Return the answers; where the certificate was refused, ask again without checking it, for the server's time.
 
     A wrong clock makes certificates look invalid.
     """

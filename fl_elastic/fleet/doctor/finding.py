@@ -17,11 +17,11 @@ class Finding:
     name : str
         What was checked.
     status : {"ok", "warn", "fail", "skipped"}
-        ``fail``: the fleet will not work like this; ``skipped``: it could not be checked.
+        ``fail``: the fleet will not work in this state; ``skipped``: the check was not possible.
     seen : str
         What was found.
     remedy : str
-        What to do; empty if nothing is to be done.
+        What to do; empty if nothing needs to be done.
     """
 
     name: str

@@ -18,7 +18,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """An installed torch, as its files describe it, without importing it.
+    """Facts about the installed torch, read from its files without importing it.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class TorchBuild:
 
 
 def check_torch(build: TorchBuild | None, machine: str) -> Finding:
-    """Check whether torch is installed, and not in a build for other hardware."""
+    """Check whether torch is installed, in a build for this hardware."""
     if build is None:
         return fail("torch", "not installed", "python -m pip install 'torch>=2.6'")
     seen = f"{build.version}, {'CUDA ' + build.cuda if build.cuda else 'CPU only'}"
@@ -49,7 +49,7 @@ def check_torch(build: TorchBuild | None, machine: str) -> Finding:
 def check_memory(memory: Memory) -> Finding:
     """Check whether there is memory for Flower's processes (270 MB) and for training."""
     if memory.available_bytes is None:
-        return skipped("memory", "the platform does not tell")
+        return skipped("memory", "not available on this platform")
     seen = f"{memory.available_bytes / _MIB:,.0f} MiB free"
     if memory.available_bytes < 350 * _MIB:
         return fail("memory", seen, "end other programs, or add swap: a node needs about 700 MiB")
@@ -59,9 +59,9 @@ def check_memory(memory: Memory) -> Finding:
 
 
 def check_swap(memory: Memory) -> Finding:
-    """Check whether a small board has swap, so that a peak of memory costs time instead of ending the process."""
+    """Check whether a small board has swap, so that a peak of memory takes time instead of ending the process."""
     if memory.total_bytes is None or memory.swap_total_bytes is None:
-        return skipped("swap", "the platform does not tell")
+        return skipped("swap", "not available on this platform")
     swap = memory.swap_total_bytes
     seen = f"{swap / _MIB:,.0f} MiB beside {memory.total_bytes / _GIB:.1f} GiB of memory"
     if memory.total_bytes < 2 * _GIB and swap < 512 * _MIB:
@@ -85,9 +85,9 @@ def check_disk(free_bytes: int | None, place: Path) -> Finding:
 
 
 def check_heat(now: Throttling | None) -> Finding:
-    """Check whether the board slows itself down."""
+    """Check whether the board throttles its processor."""
     if now is None:
-        return skipped("heat and power", "the platform does not tell")
+        return skipped("heat and power", "not available on this platform")
     if now.under_voltage:
         return warn(
             "heat and power", "under-voltage", "use the maker's power supply and a short cable"

@@ -11,7 +11,7 @@ _SIDE = 12
 
 
 def self_test() -> Finding:
-    """Profile, plan, train, encode, decode and merge once; return a finding with the time that it took.
+    """Profile, plan, train, encode, decode and merge once; return a finding with the time taken.
 
     The model has a convolution, a norm and a linear layer; the data are random. Nothing is left on disk.
     """
@@ -20,10 +20,10 @@ def self_test() -> Finding:
     try:
         seen = _one_round()
     except Exception as error:
-        # Any problem of an installation shows here: missing libraries, illegal instructions, bugs.
+        # Any problem of an installation may raise here: missing libraries, illegal instructions, bugs.
         return fail(
             name, f"{type(error).__name__}: {error}",
-            "make the environment again; if it stays, report it with the output of: fl-elastic fleet doctor --json",
+            "create the environment again; if the error stays, report it with: fl-elastic fleet doctor --json",
         )  # fmt: skip
     return ok(name, f"{seen}; {time.perf_counter() - start:.1f} s with imports")
 

@@ -20,7 +20,7 @@ from fl_elastic.fleet.private_files import mode_of, read_bytes
 
 _SOON = timedelta(days=30)
 _RENEW = "on the machine with the authority: fl-elastic fleet rotate DIR --server"
-# Flower refuses signatures that are more than 5 s from the future, or 305 s old. HTTP dates have no fractions.
+# Flower refuses signatures dated more than 5 s ahead, or 305 s ago. HTTP dates have no fractions of a second.
 _AHEAD_WARN, _AHEAD_FAIL = 3.0, 6.0
 _BEHIND_WARN, _BEHIND_FAIL = 60.0, 300.0
 
@@ -69,7 +69,7 @@ def check_pair(folder: FleetFolder) -> Finding:
 
 
 def check_addresses(folder: FleetFolder, wanted: Iterable[str]) -> Finding:
-    """Check whether the server's certificate is for every address of the inventory."""
+    """Check whether the server's certificate is valid for every address of the inventory."""
     name = "certified addresses"
     try:
         found = addresses_of(_certificate(folder.server_certificate))
@@ -150,7 +150,7 @@ def check_server(
     answers : sequence of (str, Health)
         Each address that was asked, and its answer.
     missing : {"fail", "warn"}
-        Status if there is no answer: before the start of the server this is expected.
+        Status if there is no answer, which is expected before the start of the server.
     """
     name = "server"
     for address, health in answers:
@@ -170,7 +170,7 @@ def check_server(
 
 
 def check_clock(answers: Sequence[tuple[str, Health]], now: datetime) -> Finding:
-    """Check whether this clock and the server's agree, to the second, the resolution of HTTP."""
+    """Check whether this clock and the server's agree, up to the resolution of HTTP dates (one second)."""
     name = "clock"
     dates = [health.date for _, health in answers if health.date is not None]
     if not dates:

@@ -1,1 +1,1 @@
-"""Forget examples without training, by dampening the weights that matter to them (Foster et al., AAAI 2024)."""
+"""Forget examples without training, by dampening weights that are important to them (Foster et al., AAAI 2024)."""

@@ -34,9 +34,10 @@ def squared_gradients(
 ) -> SquaredGradients:
     """Sum the squared gradients of all examples of a loader, one by one, with the model in eval mode.
 
-    Each example's gradient is scaled to length 1, so that all examples have equal weight: examples that the model
-    gets wrong have far larger gradients at every weight than those of which it is certain. The published method
-    does not scale. Each example takes one forward and one backward pass. The model is left unchanged.
+    Each example's gradient is scaled to length 1, so that all examples have equal weight: otherwise examples that
+    the model gets wrong would have far larger gradients at every weight than examples that it classifies with
+    certainty. The published method does not scale. Each example takes one forward and one backward pass. The model
+    is left unchanged.
 
     Parameters
     ----------
@@ -134,7 +135,7 @@ def squares_with(
     examples: int,
     seconds: float,
 ) -> tuple[SquaredGradients, SquaredGradients | None]:
-    """Return the squared gradients of all of a client's examples, and of those to be forgotten if there are any.
+    """Return the squared gradients of all of a client's examples, and those of examples to be forgotten if any.
 
     All examples include those to be forgotten. A tied tensor is listed under each of its names.
 
@@ -145,7 +146,7 @@ def squares_with(
     forget : iterable of batch, optional
         Examples to be forgotten; all of them are processed, however long it takes.
     examples : int
-        Number of examples of the loader; those that are processed in time stand for all.
+        Number of examples of the loader; the sums of those that are processed in time are scaled to this number.
     seconds : float
         Time for both; at least one batch of the loader is processed, and none is begun after this time.
 
@@ -167,7 +168,7 @@ def squares_with(
 
 
 def split_over_names(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
-    """Return the squares of a tied parameter under each of its names: a server does not know that it is tied.
+    """Return the squares with a tied parameter under each of its names: a server does not know that it is tied.
 
     Each name gets an equal share, so that an example's squares still add up to one.
     """
@@ -187,7 +188,7 @@ def dampen(
     *,
     alpha: float | None = None,
 ) -> dict[str, int]:
-    """Shrink weights that matter more to the forgotten examples than to all; return their number by tensor.
+    """Shrink weights that are more important to the forgotten examples than to all; return their number by tensor.
 
     See `fl_elastic.update.dampening.dampening_factors` for the rule and the meaning of its numbers.
 
@@ -196,9 +197,10 @@ def dampen(
     model : nn.Module
         Changed in place.
     forgotten, everything : SquaredGradients
-        For the examples to be forgotten, and for all examples of the training, including these.
+        Squares for the examples to be forgotten, and for all training examples, including these.
     alpha : float, optional
-        Factor by which a weight must matter more; by default derived from the share of examples to be forgotten.
+        Factor by which a weight must be more important; by default derived from the share of examples to be
+        forgotten.
 
     Raises
     ------
@@ -243,7 +245,7 @@ def forget(
 
     See `squared_gradients` and `dampen` for parameters and errors. This does not prove that nothing can be learned
     about the examples, and the model may get worse on others: test both, on a copy of the model first. It changes
-    little for examples that resemble many others, which a model trained without them would know as well.
+    little for examples that resemble many others, which a model trained without them would also get right.
     """
     few = squared_gradients(model, loss_fn, forgotten)
     return dampen(model, few, squared_gradients(model, loss_fn, everything), alpha=alpha)

@@ -1,18 +1,18 @@
 """Gradient filtering: the gradients of a convolution from patch means of its input and output gradient.
 
-Notation: output ``[N, Co, Ho, Wo]``, stride s, patches of r x r outputs, each of which reads a cell of
-(r s) x (r s) inputs, of which only the mean is kept. With S the sum of the output gradient over a patch, g its
-mean, and x that of the input cell, the rule is::
+Notation: output ``[N, Co, Ho, Wo]``, stride s, patches of r x r outputs. Each patch reads a cell of (r s) x (r s)
+inputs, and only the mean of the cell is kept. With S the sum of the output gradient over a patch, g its mean, and x
+that of the input cell, the rule is::
 
     dW[o, c, u, v] = m[u, v] * sum(S[o] * x[c])
     dx[c] = fill(sum_o(g[o] * sum_uv(m[u, v] * W[o, c, u, v])) / s^2)
 
 where ``m[u, v]`` is the share of the outputs whose tap (u, v) reads a pixel rather than padding.
 
-Source: Yang, Li and Marculescu, CVPR 2023, with three corrections. Both gradients carry ``1 / s^2`` (that of dW
-is in the mean over the cell), because an input pixel meets only one in s^2 of the taps. The tap shares m make
-a 1 x 1 map exact. Patches and cells are aligned at the top left, cut at the end, and means are over
-valid pixels; of an unpadded kernel the margin that only outer taps read lies in no cell.
+Source: Yang, Li and Marculescu, CVPR 2023, with three corrections. Both gradients carry ``1 / s^2`` (that of dW is
+in the mean over the cell), because an input pixel meets only one in s^2 of the taps. The tap shares m make a 1 x 1
+map exact. Patches and cells are aligned at the top left and cut off at the end, and means are over valid pixels. If
+the kernel is not padded, the margin that only outer taps read lies in no cell.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pooled_input(x: Tensor, geometry: ConvGeometry, patch: int) -> Tensor:
     x : Tensor
         ``[N, Ci, H, W]``. In channels-last format this costs about as much as copying it, else ten times that.
     geometry : ConvGeometry
-        How the kernel slides. Of a 1 x 1 kernel with a stride only the pixels that it reads count.
+        How the kernel slides. For a 1 x 1 kernel with a stride, means are over the pixels that it reads.
     patch : int
         Side r of a patch.
 
@@ -51,7 +51,7 @@ def pooled_input(x: Tensor, geometry: ConvGeometry, patch: int) -> Tensor:
 
 
 def tap_shares(geometry: ConvGeometry, size: Pair, like: Tensor) -> Tensor:
-    """Return m: per tap of the kernel, the share of the outputs for which it reads a pixel, ``[kh, kw]``.
+    """Return m: for each tap of the kernel, the share of the outputs for which it reads a pixel, ``[kh, kw]``.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Patches of a convolution's output, and the cells of its input that they read, along one axis."""
+"""Patches of a convolution's output, and the cells of its input that they read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Cells:
         """Return the cells along rows (axis 0) or columns (1) of an input of ``size``."""
         outputs, stride = geometry.output_size(size)[axis], geometry.stride[axis]
         reach = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
-        # Distance from the centre of the pixels that an output strides over to the centre of its taps.
+        # Twice the distance from the centre of the pixels that an output strides over to the centre of its taps.
         lag = reach - 2 * geometry.padding[axis] - (stride - 1)
         start = max(0, -(-lag // 2))
         side = patch * stride
@@ -85,7 +85,7 @@ class CellGrid:
         return functional.pad(pooled, (0, missing[1], 0, missing[0])) if any(missing) else pooled
 
     def fill(self, values: Tensor) -> Tensor:
-        """Return a map with the value of ``values`` ``[N, C, rows, columns]`` in each cell, and zero elsewhere."""
+        """Return a map with each of ``values`` ``[N, C, rows, columns]`` in its cell, and zero elsewhere."""
         rows, columns = self.rows, self.columns
         inside = rows.stop - rows.start, columns.stop - columns.start
         if rows.is_even and columns.is_even:

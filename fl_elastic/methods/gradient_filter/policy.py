@@ -1,4 +1,4 @@
-"""Filtered gradients in the last convolutions, as published."""
+"""The policy of the published setting: filtered gradients in the last convolutions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class GradientFilterPolicy(Policy):
 
     This is the setting of Yang, Li and Marculescu (CVPR 2023) for classification. As there, a convolution with
     kernel 1 and a stride (a shortcut) is never filtered and stays frozen. Norms stay frozen, which is an
-    assumption: the paper keeps them in eval mode and does not say how many of them train. Convolutions without a
+    assumption: the paper keeps them in eval mode and does not say which of them train. Convolutions without a
     filtered operation are not filtered either: one- or three-dimensional, transposed, used twice, with a computed
-    weight, or padded with anything but zeros. While the plan does not fit, layers are left out, deepest first.
+    weight, or padded with anything but zeros. As long as the plan does not fit, layers are left out, deepest first.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class GradientFilterPolicy(Policy):
             )
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan with as many of the last four convolutions as fit."""
+        """Return the plan with as many of the last convolutions, up to ``layers``, as fit."""
         graph = request.profile.graph
         candidates = _filterable(request.profile)[: self.layers]
         while True:

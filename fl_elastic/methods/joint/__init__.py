@@ -1,3 +1,3 @@
-"""One choice of a mode for every group under time, memory and uplink together."""
+"""Policy "joint": a joint choice of every group's mode under time, memory and uplink limits."""
 
 policies = {"joint": "policy"}

@@ -1,4 +1,4 @@
-"""One choice among all ways of training a group: frozen, bias, channels, full; stored or recomputed."""
+"""The joint policy: it chooses every group's mode (frozen, bias, channels, full) and which blocks to recompute."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class _Found:
 
 @POLICIES.register("joint")
 class JointPolicy(Policy):
-    """Choose a mode for every group under time, memory and uplink together.
+    """Choose the modes of all groups jointly, under time, memory and uplink limits.
 
     The multiple-choice solver charges branches as one chain, and a shared stored tensor to each layer that uses it.
-    The costs of its answer are then computed on the real graph, and it solves again with what these leave over.
+    The costs of its answer are then computed on the real graph, and it solves again with the budget that is left.
     Under a memory limit different numbers of recomputed blocks are tried; blocks that save most come first. If
     fewer steps may be taken, the plan maximises its value times the gain of the steps that fit (see
     `fl_elastic.planning.request.STEP_GAIN_EXPONENT`), as policy "elastic" does.
@@ -58,11 +58,12 @@ class JointPolicy(Policy):
         for blocks in _recomputations(request):
             options = group_options(request, self.needs.modes, blocks)
             for each in requests:
-                # The solver's sums are upper bounds, so what it refuses may still fit.
+                # The solver's sums are upper bounds, so a selection that it refuses may still fit.
                 with suppress(BudgetError):
                     found += _solutions(each, options, blocks)
         if request.fits_bytes(request.head_mask()):
-            # The solver overestimates the costs of branches and the peak of a step: whole groups may be worth more.
+            # The solver overestimates the costs of branches and the peak of a step: more groups, trained whole, may
+            # fit.
             whole = ElasticPolicy().plan(request)
             seconds = request.profile.plan_seconds(whole.modes)
             value = float(request.importance[whole.mask].sum())
@@ -98,7 +99,7 @@ def _recomputations(request: PlanRequest) -> Iterator[tuple[Block, ...]]:
 def _solutions(
     request: PlanRequest, options: GroupOptions, blocks: Sequence[Block]
 ) -> Iterator[_Found]:
-    """Yield selections that fit on the real graph, each solved with what the previous one left over."""
+    """Yield selections that fit on the real graph, each solved with the budget that the previous one left."""
     profile, budget = request.profile, request.budget
     constant = float(profile.forward_seconds[0]) + profile.fixed_seconds
     allowed = request.allowed_step_seconds - constant
@@ -106,7 +107,7 @@ def _solutions(
     spend = max(allowed, floor * (1 + 1e-9))
     room = np.inf if budget.memory is None else budget.memory
     uplink = np.inf if budget.uplink is None else budget.uplink
-    # The solver adds up what a step never holds at the same time, and ignores the memory of inference.
+    # The solver adds up tensors that never exist at the same time, and does not subtract the memory of inference.
     memory_spend = room + inference_bytes(profile)
     for _ in range(_RECOSTINGS):
         selection = multiple_choice_knapsack(
@@ -132,7 +133,7 @@ def _solutions(
 
 
 def _is_used(request: PlanRequest, modes: Sequence[Mode], block: Block) -> bool:
-    """Return whether the error gradient reaches the block; below the deepest group nothing is stored."""
+    """Return whether the error gradient reaches the block; below the deepest trained group nothing is stored."""
     running, _ = request.profile.running_nodes(np.array([not mode.is_frozen for mode in modes]))
     return bool(running[list(block.nodes)].any())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fl_elastic.planning.plan import Plan
 
 
-# Names that torch's optimisers use for momentum, the direction in which a weight was moving.
+# Names of momentum in the state of torch's optimisers.
 _MOMENTA = ("momentum_buffer", "exp_avg")
 
 
@@ -53,8 +53,8 @@ class NeuronGuard(ChannelGuard):
     plan, model, copies :
         See `ChannelGuard`.
     optimizer : torch optimiser, optional
-        At the end the momentum of untrained neurons is erased, and their other optimiser state is set back to what
-        it was when the guard was made.
+        At the end the momentum of untrained neurons is set to zero, and their other optimiser state to the values
+        at the creation of the guard.
     """
 
     def __init__(
@@ -77,17 +77,18 @@ class NeuronGuard(ChannelGuard):
         """Write the remembered neurons into the weights."""
         super().put_back()
         for weight, rows, name, value in self._states_of_rows():
-            # Vectors get whole gradients. Their momentum must be zero, since some policies read it in each step.
+            # All entries of a vector get a gradient. Momentum of untrained ones must be zero: some policies read
+            # it.
             if weight.dim() == 1 and name in _MOMENTA:
                 value.index_fill_(0, rows, 0.0)
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Erase or restore the optimiser's state of untrained neurons, which had no effect during the steps."""
+        """Erase or restore the optimiser's state of untrained neurons; it had no effect during the steps."""
         for weight, rows, name, value in self._states_of_rows():
             before = self._states.get((id(weight), name))
             if before is None:
-                # Momentum, or state that the first step made from zeros.
+                # Momentum, or state that did not exist before the first step and began with zeros.
                 value.index_fill_(0, rows, 0.0)
             else:
                 value.index_copy_(0, rows, before)

@@ -1,4 +1,4 @@
-"""How much neurons change, and how fast the change itself changes: arithmetic on one number per neuron."""
+"""The change of neurons' outputs and the velocity of this change: arithmetic on one number per neuron."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Motion:
 
     Examples
     --------
-    The second velocity of the paper's formula is the first one that compares two changes:
+    The second velocity by the paper's formula is the first one computed from two changes:
 
     >>> motion = Motion.at_rest(1)
     >>> seen = []

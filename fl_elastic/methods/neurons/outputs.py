@@ -37,7 +37,7 @@ def kept_inputs(batch: Batch, examples: int, most_bytes: int) -> dict[str, NDArr
 
 
 def with_kept(batch: Batch, kept: dict[str, NDArray[Any]]) -> Any:
-    """Return inputs in the form of ``batch`` with the kept tensors; None if these do not have that form."""
+    """Return the kept tensors in the form of the inputs of ``batch``; None if they do not fit this form."""
     inputs = _first(batch, len(kept) if _is_listed(batch) else 1)
     leaves = _leaves(inputs)
     if [leaf.dim() for leaf in leaves] != [array.ndim for array in kept.values()]:
@@ -82,14 +82,14 @@ _NEURONS = (nn.Conv2d, nn.Linear, BatchNorm, nn.GroupNorm)
 
 
 def has_neurons(module: nn.Module) -> bool:
-    """Return whether the outputs of a layer are channels or features with weights of their own."""
+    """Return whether each output channel or feature of a layer has weights of its own."""
     return isinstance(module, _NEURONS)
 
 
 def neuron_outputs(
     model: nn.Module, layers: Sequence[str], inputs: Any, width: int
 ) -> dict[str, Sketch]:
-    """Return the outputs of each layer's neurons in eval mode as unit vectors, each of shape (N, C, K).
+    """Return the outputs of each layer's neurons in eval mode as unit vectors, an array (N, C, K) per layer.
 
     A vector runs over the positions of one example; in layers with a single position, such as linear ones, over the
     examples. A vector of more than ``width`` numbers is projected onto ``width`` fixed random sign vectors. This
@@ -132,7 +132,7 @@ def neuron_outputs(
 
 
 def change_of(before: Mapping[str, Sketch], now: Mapping[str, Sketch]) -> NDArray[np.float64]:
-    """Return one minus the mean cosine of each neuron's outputs before and now, layer after layer; shape (C,).
+    """Return one minus the mean cosine of each neuron's outputs before and now; shape (C,), layer after layer.
 
     Two zero vectors count as equal. A zero vector counts as orthogonal to any other, and so does a non-finite one.
     """

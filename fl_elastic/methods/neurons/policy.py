@@ -1,4 +1,4 @@
-"""Freeze neurons whose outputs have stopped changing: NEq-style, with the base of its relatives."""
+"""Freeze neurons whose outputs have stopped changing: the NEq-style policy, and the base of related policies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WIDTH, _LEAST_WIDTH = 64, 4
 
 
 class NeuronPolicy(Policy):
-    """Base of the policies that follow how fast the outputs of neurons change from fit to fit.
+    """Base of the policies that measure how fast the outputs of neurons change from fit to fit.
 
     Before each fit the model runs on a few inputs, always the same ones, and each neuron's outputs are compared
     with those before the previous fit. Inputs and sketched outputs are kept on the device within ``memory_bytes``:
@@ -44,7 +44,7 @@ class NeuronPolicy(Policy):
     mu : float
         Weight of the previous velocity, in [0, 0.5].
     examples : int
-        Number of inputs to compare on; according to the papers a few, even one, do about as well as hundreds.
+        Number of inputs on which outputs are compared; according to the papers a few, or even one, suffice.
     memory_bytes : int
         Bound on kept inputs and outputs; with less memory the sketch is rougher and the inputs are fewer.
 
@@ -86,9 +86,9 @@ class NeuronPolicy(Policy):
         return neuron_layers(profile)
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
-        """Compare the model with the one before the last fit.
+        """Compare the model's outputs with those before the last fit.
 
-        The same model twice, as when a round is repeated, does not count as an observation.
+        A model that has not changed, for example because a round is repeated, does not count as an observation.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class NeuronPolicy(Policy):
         return PolicyMemory(self.name, facts, arrays)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan that trains the neurons that are not at rest."""
+        """Return the plan that trains the chosen neurons."""
         layers = self.layers(request.profile)
         chosen = self.choose(request, layers)
         modes = self.modes_for(request, chosen)
@@ -150,7 +150,7 @@ class NeuronPolicy(Policy):
 
     @abstractmethod
     def choose(self, request: PlanRequest, layers: Mapping[int, NeuronLayer]) -> dict[int, Chosen]:
-        """Return masks of the neurons that train, by group index; a layer that was not observed trains whole."""
+        """Return masks of the neurons to train, by group index; layers that were not observed train whole."""
 
     def by_chance(
         self, request: PlanRequest, layers: Mapping[int, NeuronLayer]
@@ -185,7 +185,7 @@ class NeuronPolicy(Policy):
 
 @POLICIES.register("neq")
 class NeqPolicy(NeuronPolicy):
-    """Train the neurons that are not at equilibrium, and everything that has no neurons: NEq-style.
+    """Train the neurons that are not at equilibrium, and all groups without neurons: NEq-style.
 
     A neuron whose velocity is below ``eps`` is frozen for the next fit, and may leave equilibrium again (Bragagnolo
     et al., NeurIPS 2022). The method has no budget: if a step takes longer than allowed, fewer steps are taken. The
@@ -218,7 +218,7 @@ class NeqPolicy(NeuronPolicy):
 
 
 def _motion(memory: PolicyMemory) -> Motion:
-    """Return the motion observed so far; at rest if the memory does not hold it completely."""
+    """Return the motion observed so far; motion at rest if the memory does not hold all of it."""
     arrays = [memory.arrays.get(name) for name in ("change", "gain", "velocity")]
     neurons = sum(_sizes(memory).values())
     found = [np.asarray(a, np.float64) for a in arrays if a is not None and a.shape == (neurons,)]

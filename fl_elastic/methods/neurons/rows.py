@@ -1,4 +1,4 @@
-"""Which groups of a model have neurons to choose from, and the modes that train those that fit the budget."""
+"""Groups of a model with neurons to choose from, and the modes that train the neurons that fit the budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 
 Chosen = NDArray[np.bool_]
-# Autograd's names of norms with neurons; a layer norm's entries belong to features, not to neurons.
+# Autograd's names of norms with neurons; a layer norm's entries belong to features.
 _NORMS = ("BatchNorm", "GroupNorm")
 
 
@@ -79,7 +79,7 @@ def neuron_mode(chosen: Chosen) -> Mode:
 def modes_of(
     groups: int, chosen: Mapping[int, Chosen], reachable: int | None, *, others: Mode = Mode.FULL
 ) -> list[Mode]:
-    """Return the modes of all groups: by neurons for groups in ``chosen``, ``others`` for the rest.
+    """Return the modes of all groups: that of its neurons for each group in ``chosen``, ``others`` for the rest.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def fitting(
     Parameters
     ----------
     request : PlanRequest
-        Says how long a step may take, and how long it takes by the measured costs.
+        Has the allowed step time, and the measured costs.
     scores : mapping of int to array
         Score of each neuron, by group index.
     threshold : float
@@ -124,7 +124,7 @@ def fitting(
     Returns
     -------
     dict of int to array
-        Nothing is chosen if even that does not fit.
+        Masks by group index; no neuron is chosen if not even a single one fits.
     """
     everything = np.concatenate([*scores.values(), np.zeros(0)])
     levels = [threshold, *np.unique(everything[everything > threshold]).tolist()]

@@ -23,21 +23,22 @@ _EPS, _MOMENTUM = "eps", "eps_momentum"
 
 @POLICIES.register("scotti")
 class ScottiPolicy(NeuronPolicy):
-    r"""Train the neurons that are faster than a learned threshold, and everything without neurons: SCoTTi-style.
+    r"""Train the neurons that are faster than a learned threshold, and groups without neurons: SCoTTi-style.
 
     The threshold descends its own gradient (Li et al., ICCV workshops 2023), with momentum: :math:`\partial L /
     \partial \epsilon = a \sum \langle \nabla L, m \rangle` over the trained weights, with the learning rate a and
-    the momentum m of the previous step. Steps that agree lower it, so that more trains. It is learned in every step
-    and used from the next fit on. As in the published code, frozen neurons do not count, because their gradients
-    are not computed. If a step does not fit the budget, the threshold is raised until it does, for that fit. As
-    long as no velocity is known, everything trains, or random neurons if not everything fits.
+    the momentum m of the previous step. Successive steps in similar directions lower the threshold, so that more
+    neurons train. It is learned in every step and used from the next fit on. As in the published code, frozen
+    neurons do not count, because their gradients are not computed. If a step does not fit the budget, the threshold
+    is raised for this fit until it does. As long as no velocity is known, everything trains, or random neurons if
+    not everything fits.
 
     The optimiser must be SGD with momentum: under any other the threshold does not move.
 
     Parameters
     ----------
     eps : float
-        Initial threshold; the values used in the paper are not known, so these are the defaults of its code.
+        Initial threshold. The paper does not state its values, so the defaults are those of its code.
     eps_rate, eps_momentum : float
         Learning rate of the threshold, and its momentum.
     **more : Any
@@ -70,7 +71,7 @@ class ScottiPolicy(NeuronPolicy):
         optimizer: torch.optim.Optimizer,
         memory: PolicyMemory,
     ) -> PolicyMemory:
-        """Move the threshold by how far a step's gradients agree with the momentum of the previous steps."""
+        """Update the threshold by the inner product of a step's gradients and the previous steps' momentum."""
         memory = memory.of(self.name)
         layers = {name.removeprefix("output/") for name in memory.arrays}
         gradient = threshold_gradient(

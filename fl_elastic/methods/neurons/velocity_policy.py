@@ -26,14 +26,15 @@ _DEFAULT_SHARE = 0.308
 class VelocityPolicy(NeuronPolicy):
     """Train the head, and the neurons of largest velocity per parameter that fit a budget: Velocity-style.
 
-    From Quelennec et al. (WACV 2024): the score, the threshold at the first neuron that does not fit, and random
-    neurons in the first fits, in which no velocity is known yet. The published code charges a depthwise channel for
-    the whole width of its layer, and its random choice exceeds the budget; here a neuron is charged for its own
-    weights, and both choices keep the budget. Assumed: only neurons of convolutions and linear layers are chosen,
-    and norms stay frozen.
+    Taken from Quelennec et al. (WACV 2024): the score, the threshold at the first neuron that does not fit, and
+    random neurons in the first fits, in which no velocity is known yet. The published code charges a depthwise
+    channel for the whole width of its layer, and its random choice exceeds the budget; here a neuron is charged for
+    its own weights, and both choices keep the budget. Assumed: only neurons of convolutions and linear layers are
+    chosen, and norms stay frozen.
 
-    The parameters are limited to a share of those of all neurons, and the step by the budget, whose measured costs
-    raise the threshold further. A budget without any limit means the largest of the paper's shares, 0.308.
+    Trained parameters are limited to a share of those of all neurons, and the step by the budget: if its measured
+    costs exceed it, the threshold is raised further. A budget without any limit means the largest share in the
+    paper, 0.308.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Train biases of the last layers and input channels of a few: published schemes, and a rule for other models."""
+"""Train the biases of the last layers and input channels of a few of them: published schemes, or a rule."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class SparseUpdatePolicy(Policy):
     SparseUpdate of "On-Device Training Under 256KB Memory" (Lin et al., NeurIPS 2022). For a model with the
     convolutions of one of the three published models, the largest published scheme that fits is used. For any other
     model the choice is SparseUpdate-style. The published schemes train almost only the first pointwise convolution
-    of each block in the later half. So the candidates are the pointwise layers there that widen; if there are none,
-    all pointwise layers there, or else all dense ones. Shortcuts are never candidates. The multiple-choice solver
-    chooses their shares of channels, and biases are trained as deep as the error gradient goes, half as deep, or
-    not at all. The worth of a layer is an assumption: equal for all layers, times the square root of its share of
-    channels.
+    of each block in the later half. So the candidates are the pointwise layers of the later half with more outputs
+    than inputs; if there are none, all pointwise layers there, or else all dense ones. Shortcuts are never
+    candidates. The multiple-choice solver chooses their shares of channels, and biases are trained as deep as the
+    error gradient goes, half as deep, or not at all. The worth is assumed to be equal for all layers, times the
+    square root of the trained share of channels.
 
     The published models have no norms, because these are folded into the convolutions; here a norm is trained
     instead of the bias before it. If nothing fits, only the head is trained.
@@ -57,8 +57,7 @@ class SparseUpdatePolicy(Policy):
     Parameters
     ----------
     scheme : Scheme, optional
-        What to train of the layers, counted from the input, for any model; by default it is chosen as described
-        above.
+        Which parts of the layers, counted from the input, to train; by default chosen as described above.
     """
 
     needs = Needs(modes=_MODES, channel_score="l2")
@@ -72,7 +71,7 @@ class SparseUpdatePolicy(Policy):
         refuse_without_layers(self.name, profile.graph)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the largest choice that fits; raise BudgetError if not even the head fits memory or uplink."""
+        """Return the plan of the largest scheme that fits; raise BudgetError if not even the head does."""
         profile = request.profile
         model = published_model(profile.graph)
         if self.scheme is not None:
@@ -184,7 +183,7 @@ def _is_dense(layer: LayerShape) -> bool:
 
 
 def _assumed_request(request: PlanRequest, candidates: Sequence[int]) -> PlanRequest:
-    """Return the request with the worth that the transferred rule assumes."""
+    """Return the request with the worth that the rule for other models assumes."""
     profile = request.profile
     shape = (len(profile), len(_MODES))
     worth, kept = np.zeros(len(profile)), np.full(shape, np.nan)

@@ -1,4 +1,4 @@
-"""TinyTrain (Kwon et al., ICML 2024): layers by Fisher potential, then their best channels."""
+"""TinyTrain (Kwon et al., ICML 2024): choose layers by Fisher potential, then their best channels."""
 
 policies = {
     "tinytrain": "policy",

@@ -1,4 +1,4 @@
-"""Layers by Fisher potential over size and multiply-adds, then their best channels: TinyTrain-style."""
+"""Choose layers by Fisher potential over size and multiply-adds, then their best channels: TinyTrain-style."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def layer_worth(profile: CostProfile, potential: Scores) -> Scores:
 
 @POLICIES.register("tinytrain")
 class TinyTrainPolicy(Policy):
-    """Train the head, and the best channels of the layers with most Fisher potential over size and multiply-adds.
+    """Train the head, and the best channels of the layers with the largest Fisher potential per size and operation.
 
     TinyTrain-style: the paper (Kwon et al., ICML 2024) gives the score and trains the channels of largest potential
     in the layers of largest score, but says neither how a budget is filled nor how many channels are trained.
-    Assumed here: layers are visited by falling score, and each gets the largest share of 1, 1/2, 1/4 and 1/8 of its
-    channels with which the plan so far still fits; it is skipped if none does. The head, which the paper replaces
-    by class prototypes, is always trained whole; norms and all other groups that are no convolution or linear layer
+    Assumed here: layers are visited by falling score. Each gets the largest share of its channels, among 1, 1/2,
+    1/4 and 1/8, with which the plan still fits; it is skipped if none does. The head, which the paper replaces by
+    class prototypes, is always trained whole; norms and all other groups that are not convolutions or linear layers
     stay frozen.
 
     The limits are those of the budget. A budget without any limit means the paper's setting: 15 % of the
-    multiply-adds of a full backward pass. The score ignores the path cost to a layer, and depthwise layers, small
-    in both factors, win by far. The paper's output channels save time but no activations: compare
-    `TinyTrainInputPolicy`.
+    multiply-adds of a full backward pass. The score ignores the path cost to a layer. Depthwise layers, which are
+    small in both factors, get by far the highest scores. The paper's output channels save time but no activations;
+    see `TinyTrainInputPolicy`.
 
     Attributes
     ----------
@@ -68,8 +68,8 @@ class TinyTrainPolicy(Policy):
     Parameters
     ----------
     macs_share : float, optional
-        Multiply-adds of the backward pass over those of a full one, in (0, 1]; by default only the budget limits
-        them.
+        Limit of the multiply-adds of the backward pass over those of a full one, in (0, 1]; by default only the
+        budget limits them.
 
     Raises
     ------
@@ -120,7 +120,7 @@ class TinyTrainPolicy(Policy):
 
 @POLICIES.register("tinytrain_in")
 class TinyTrainInputPolicy(TinyTrainPolicy):
-    """TinyTrain-style with input channels, the only ones that save activations."""
+    """TinyTrain-style with input channels, which save activations, unlike output channels."""
 
     name = "tinytrain_in"
     axis = "in"
@@ -128,7 +128,7 @@ class TinyTrainInputPolicy(TinyTrainPolicy):
 
 
 def _by_worth(request: PlanRequest, candidates: list[int]) -> list[int]:
-    """Return the groups in the order in which they are tried."""
+    """Return the candidates with positive worth, largest first; all in backward order if there are none."""
     worth = layer_worth(request.profile, request.importance)
     promising = [group for group in candidates if request.importance[group] > 0]
     # If nothing was measured yet, or nothing has any worth: nearest to the loss first.

@@ -14,7 +14,7 @@ from fl_elastic.profiling.profile import CostProfile, Seconds
 
 @dataclass(frozen=True)
 class TokenBlock:
-    """A module whose output, a sequence of tokens, is all that the rest of the model sees.
+    """A module whose output, a sequence of tokens, is the only input of the rest of the model.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class TokenBlock:
     node : int
         Index of the node that made its output.
     groups_above : int
-        Number of groups between its output and the loss: exactly the first ones in backward order.
+        Number of groups between its output and the loss, which are the first ones in backward order.
     tokens, width : int
         Tokens per example, and numbers per token.
     """
@@ -38,13 +38,13 @@ class TokenBlock:
 def token_blocks(graph: BackwardGraph) -> tuple[TokenBlock, ...]:
     """Return the blocks in the order of the forward pass; empty if the model is not a chain of blocks.
 
-    A block's output has shape (N, T, D) and is all that the rest of the model sees. Between it and the next deeper
-    such place, exactly one operation attends from all T tokens to all T.
+    A block's output has shape (N, T, D) and is the only input of the rest of the model. Between it and the next
+    deeper such tensor, exactly one operation attends from all T tokens to all T.
     """
     deepest = [nodes[-1] for nodes in graph.group_nodes()]
     places = {block.output_node: block.module for block in reversed(graph.blocks)}
     places |= {cut.node: cut.module for cut in graph.cuts if not cut.at_input}
-    # A block that spans exactly these two places gives its own name.
+    # If a recomputable block spans exactly these two nodes, its name is used.
     exact = {(block.output_node, block.input_node): block.module for block in graph.blocks}
     ends = sorted({*places, *(cut.node for cut in graph.cuts), len(graph.nodes)})
     found: list[TokenBlock] = []
@@ -62,7 +62,7 @@ def token_blocks(graph: BackwardGraph) -> tuple[TokenBlock, ...]:
 
 
 def is_attention(node: BackwardNode, tokens: int) -> bool:
-    """Return whether an operation weights all tokens for each token: a fused attention, or its softmax."""
+    """Return whether an operation attends from each token to all: a fused attention, or an attention's softmax."""
     if len(node.shape) != 4:
         return False
     fused = node.name.startswith("ScaledDotProduct") and node.shape[2] == tokens
@@ -75,8 +75,9 @@ def fewer_tokens_profile(
 ) -> CostProfile:
     """Return the cost profile of the model if its blocks pass on fewer tokens.
 
-    Operations on tokens cost their share of the tokens, attention the square of it. The forward pass is spread over
-    the nodes like the backward pass. Choosing the tokens is not charged: it costs one row of one attention.
+    Operations on tokens cost the share of the tokens that is left, attention the square of it. Forward time is
+    assumed to be distributed over the nodes like backward time. Choosing the tokens is not charged: it costs one
+    row of one attention.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Run a transformer whose blocks only pass on the tokens that its class tokens attend to."""
+"""Run a transformer whose blocks pass on only the tokens that its class tokens attend to most."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Choose = Callable[[int], int]
 
 
 class ClassRows(OperationMode):  # type: ignore[no-untyped-call]
-    """Records what class tokens attend to in the single attention that runs inside the context.
+    """Records the attention weights of class tokens in the single attention that runs inside the context.
 
-    For a fused attention only these rows of the weights are computed, from its queries and keys, so that it does
-    not matter how the model makes them. For an attention of single operations the rows are taken from its softmax.
+    For a fused attention only these rows of the weights are computed again, from its queries and keys. For an
+    attention made of single operations the rows are taken from its softmax.
 
     Parameters
     ----------
@@ -84,8 +84,8 @@ def _class_rows(classes: int, given: dict[str, Any]) -> Tensor:
 def kept_indices(scores: Tensor, classes: int, count: int) -> Tensor:
     """Return the positions of the tokens that are kept, in order; shape (N, classes + count).
 
-    These are the class tokens and the ``count`` other tokens with the highest scores; of equal scores the earlier
-    token.
+    These are the class tokens and the ``count`` other tokens with the highest scores; of tokens with equal scores
+    the earlier ones.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Settings of token dropping: after which blocks of a transformer it happens, and which share is kept."""
+"""Settings of token dropping: after which blocks of a transformer tokens are dropped, and the share kept."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fl_elastic.planning.step_transform import StepCase, StepTransform
 
 @dataclass(frozen=True)
 class KeptTokens(StepTransform):
-    """Where tokens are dropped, and how many are kept.
+    """The blocks after which tokens are dropped, and the shares that are kept.
 
-    The kept tokens are chosen anew for each example: those that its class tokens attend to most in that block,
-    averaged over heads. Behind a frozen block an example keeps the same tokens in every step.
+    The kept tokens are chosen for each example separately: those that its class tokens attend to most in the block,
+    averaged over heads. After a frozen block an example keeps the same tokens in every step.
 
     Attributes
     ----------
     drops : tuple of (str, float)
         Blocks, in the order of the forward pass, each with the share of its tokens that is passed on, in (0, 1].
     classes : int
-        Number of class tokens, which come first. They are always kept, and do not count for the share.
+        Number of class tokens, which come first. They are always kept, and the share does not include them.
 
     Raises
     ------
@@ -80,7 +80,7 @@ class KeptTokens(StepTransform):
     def applied(self, model: nn.Module, plan: Plan) -> Iterator[None]:
         """Let the model drop tokens inside the context.
 
-        Frozen parts run in eval mode, because which tokens a block attends to must not depend on chance.
+        Frozen parts run in eval mode, because the choice of tokens must not depend on random numbers.
         """
         # Imported here: only needed to apply a plan.
         from fl_elastic.training.apply_plan import held_in_eval
@@ -101,7 +101,7 @@ class KeptTokens(StepTransform):
             yield
 
     def feature_key(self, below: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return ``module:share`` of each drop, by which features computed with other tokens are told apart.
+        """Return ``module:share`` of each drop, which distinguishes features computed with other tokens.
 
         With ``below``, only drops at or inside these modules are included.
         """

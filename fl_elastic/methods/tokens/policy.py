@@ -87,7 +87,7 @@ def with_tokens(plan: Plan, request: PlanRequest, kept: KeptTokens) -> Plan:
 def _class_tokens(
     model: nn.Module, loss_fn: LossFn, batch: Batch, blocks: Sequence[TokenBlock], first: TokenBlock
 ) -> int:
-    """Return how many leading tokens the outputs depend on, and on no others; the model is left unchanged.
+    """Return the number of leading tokens that alone determine the outputs; the model is left unchanged.
 
     Parameters
     ----------
@@ -105,8 +105,8 @@ def _class_tokens(
     Raises
     ------
     PlanError
-        If the outputs depend on all tokens, or if what lies above ``first`` depends on the tokens' positions or
-        does not run on fewer tokens.
+        If the outputs depend on all tokens, or if layers above ``first`` depend on the tokens' positions or do not
+        run on fewer tokens.
     """
     inputs, targets = take_examples(as_pair(batch), slice(_FEW))
     few, last = (inputs, targets), blocks[-1].module
@@ -196,9 +196,9 @@ class BsrPolicy(TokenPolicy):
     """Train the head and as many of the last blocks as fit, on the tokens that a frozen block attends to.
 
     In the style of BSR (2024), of which only the abstract was read: blocks of a pretrained vision transformer are
-    frozen, and tokens are dropped by the attention of a frozen block. Here this is the last frozen block, and its
-    class token's attention averaged over heads. Frozen parts run as inference, so an example keeps the same tokens
-    in every epoch, and kept features are those of these tokens only.
+    frozen, and tokens are dropped by the attention of a frozen block. Here this is the class token's attention in
+    the last frozen block, averaged over heads. Frozen parts run as inference, so an example keeps the same tokens
+    in every epoch, and only features of these tokens are stored.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ class BsrPolicy(TokenPolicy):
         for count in range(self._most(len(blocks)), 0, -1):
             block, lowest = blocks[len(blocks) - count - 1 :][:2]
             if block.groups_above == lowest.groups_above:
-                # That block may not be trained, as below the fleet's cut: a later block is the last frozen one.
+                # The block lies below the fleet's cut and may not be trained: a later block is the last frozen one.
                 continue
             kept = KeptTokens(((block.module, self.keep),), classes_of(request, self.name))
             fewer = request.with_transform(kept)
@@ -251,10 +251,11 @@ class BsrPolicy(TokenPolicy):
 class EVitPolicy(TokenPolicy):
     """Train every group, and drop tokens after a quarter, a half and three quarters of the blocks.
 
-    After Tri-Level E-ViT (Kong et al., AAAI 2023): of the remaining tokens, the ones that the class token attends
-    to most, averaged over heads, are kept. Tokens are dropped after a block, not before its MLP. Of the other two
-    levels, that of examples is left to the sampler, and masks on attention are left out because they cost time. The
-    published share falls from epoch to epoch; here it is constant. Under a time budget, fewer steps are taken.
+    After Tri-Level E-ViT (Kong et al., AAAI 2023): the remaining tokens that the class token attends to most,
+    averaged over heads, are kept. Tokens are dropped after a block, not before its MLP. Of the method's other two
+    levels, the choice of examples is left to the sampler, and masks on attention are omitted because they cost
+    time. The published share falls from epoch to epoch; here it is constant. Under a time budget, fewer steps are
+    taken.
 
     Parameters
     ----------
@@ -294,7 +295,7 @@ class EVitPolicy(TokenPolicy):
 
 
 def _places(blocks: Sequence[TokenBlock]) -> list[TokenBlock]:
-    """Return the blocks after which tokens are dropped: of twelve the fourth, the seventh and the tenth."""
+    """Return the blocks after which tokens are dropped: for example the fourth, seventh and tenth of twelve."""
     depth = len(blocks)
     return [
         blocks[place] for place in sorted({depth // 4, depth // 2, depth * 3 // 4} - {depth - 1})

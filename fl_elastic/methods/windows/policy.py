@@ -17,8 +17,8 @@ from fl_elastic.planning.step_transform import StepCase
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import step_memory
 
-# Keep-rates in sixteenths, from all channels down to two sixteenths; with fewer hardly anything of a layer is left.
-# Below one half, what windows learn fits the whole model so little that fewer steps in wider windows are better.
+# Keep-rates in sixteenths, from all channels down to two sixteenths; less would leave too little of a layer. Below
+# one half, what narrow windows learn helps the whole model less than fewer steps in wider windows.
 _NARROW = 1 / 2
 _RATES = tuple(count / 16 for count in range(16, 1, -1))
 
@@ -29,11 +29,11 @@ class SliceOutPolicy(Policy):
 
     After SliceOut (Notin, Gomez, Yoo and Gal, 2020). Forward and backward pass run on smaller tensors, and the
     whole model is used afterwards. The plan takes the largest keep-rate whose step fits the budget, as predicted
-    from the share of the operations. To save time the rate does not go below one half; fewer steps are taken
+    from the share of the operations. A time budget does not lower the rate below one half; fewer steps are taken
     instead.
 
-    The method is for training from scratch: half of the channels of a pretrained network predict next to nothing,
-    and steps on them harm the whole model.
+    The method is for training from scratch: with half of its channels a pretrained network predicts next to
+    nothing, and steps on this half harm the whole model.
 
     Parameters
     ----------
@@ -65,13 +65,13 @@ class SliceOutPolicy(Policy):
         """Raise PlanError for a model without an inner width."""
         if not _inner_widths(profile):
             raise PlanError(
-                f"policy {self.name!r} leaves channels out that only a few layers see, as inside of a residual "
+                f"policy {self.name!r} leaves out channels that only a few layers use, as inside of a residual "
                 "block, an MLP or an attention, and none was found in this model: its layers are residual "
                 "streams, recurrent, tied, or used more than once; use policy 'elastic'"
             )
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
-        """Run the model to find out which widths it can be run on in part; done once per model.
+        """Run the model to find the widths of which it can run on a part; done once per model.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class SliceOutPolicy(Policy):
         widths = [each for each in inner if each.name not in left_out]
         found = {width.name for width in proven_widths(probe.model, widths, probe.batches[0])}
         if not found:
-            # This raises an error that says why, unless the remembered widths were of another model.
+            # This raises an error that names the cause, unless the remembered widths were of another model.
             prove_widths(probe.model, inner, probe.batches[0])
             found = {each.name for each in inner}
         whole = [each.name for each in inner if each.name not in found]
@@ -139,7 +139,7 @@ class SliceOutPolicy(Policy):
 
 @POLICIES.register("slice_out_fit")
 class SliceOutFitPolicy(SliceOutPolicy):
-    """Like `SliceOutPolicy`, with one window per fit: for federations, where only that window is sent.
+    """Like `SliceOutPolicy`, with the same windows for a whole fit: a federation then sends only these windows.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class SliceOutFitPolicy(SliceOutPolicy):
 
 
 def _inner_widths(profile: CostProfile) -> tuple[Width, ...]:
-    """Return the widths whose layers may all be trained."""
+    """Return the widths all of whose layers may be trained."""
     trained = {
         parameter.rpartition(".")[0] for g in profile.graph.groups for parameter in g.parameters
     }
@@ -172,7 +172,7 @@ def _left_out(memory: PolicyMemory) -> set[str]:
 
 
 def _sends_windows(windows: Windows) -> bool:
-    """Return whether a fit trains and sends a single window; otherwise sending is charged for whole tensors."""
+    """Return whether a fit trains and sends only one window; otherwise sending is charged for whole tensors."""
     return windows.every == "fit"
 
 
@@ -187,7 +187,7 @@ def _sent(request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: li
 
 
 def _memory(request: PlanRequest, narrow: PlanRequest, modes: list[Mode]) -> float:
-    """Return the bytes of a step on windows; state and copies from before are those of the whole model."""
+    """Return the bytes of a step on windows; earlier optimiser state and copies are those of the whole model."""
     weights = [float(each.profile.parameter_bytes.sum()) / 4 for each in (request, narrow)]
     kept = (request.profile.optimizer_bytes_per_weight + 4) * (weights[0] - weights[1])
     return float(step_memory(narrow.profile, modes).total + kept)

@@ -23,10 +23,10 @@ _PROVEN: WeakKeyDictionary[nn.Module, set[Width]] = WeakKeyDictionary()
 
 
 def proven_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> tuple[Width, ...]:
-    """Return the widths whose windows give what the whole model gives with their other channels set to zero.
+    """Return the widths for which windows give the same outputs as setting all other channels to zero.
 
-    The graph shows neither constants, nor operations on tensors that are detached from it, nor numbers of heads
-    that are fixed in a model's code. A width that works is not tested again on the same model.
+    The graph alone does not show this: constants, operations on detached tensors, and numbers of heads that are
+    fixed in a model's code are missing in it. A width that works is not tested again on the same model.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def proven_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> tu
             model.eval()
             if not _alike(model, left, inputs):
                 left = [width for width in left if _alike(model, [width], inputs)]
-                # Widths that work alone need not work together.
+                # Widths that work separately may not work together.
                 left = left if _alike(model, left, inputs) else []
             proven.update(left)
     return tuple(width for width in widths if width in proven)
@@ -59,7 +59,7 @@ def prove_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> Non
     DivergedError
         If the model's outputs are not finite.
     PlanError
-        If windows of one of them give another result, or cannot be run.
+        If windows of a width give another result, or cannot be run.
     """
     found = set(proven_widths(model, widths, batch))
     wrong = [width.name for width in widths if width not in found]

@@ -41,7 +41,7 @@ class WindowSteps:
     Attributes
     ----------
     held : mapping of str to list of array
-        For each tensor trained in part one mask per axis: the indices that lay in a window of some step.
+        For each tensor that is trained in part, one mask per axis of the indices that lay in a window of any step.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WindowSteps:
         Raises
         ------
         PlanError
-            If something outside of a width's layers reads its channels; the first step finds out.
+            If code outside of a width's layers reads its channels; raised by the first step.
         """
         prove_widths(self._model, self._windows.widths, batch)
         starts = self._windows.starts(self._step)
@@ -131,9 +131,9 @@ def _training_norms(model: nn.Module) -> list[BatchNorm]:
 def driving(optimizer: torch.optim.Optimizer, narrow: Sequence[Narrow]) -> Iterator[None]:
     """Let the optimiser update the windows instead of the whole parameters inside the context.
 
-    State tensors with the shape of the parameter are windowed as well; other state (counts of steps) is the
-    parameter's. A step inside equals a step on the whole parameters that leaves the other units and their state
-    unchanged. Windows in two pieces are written back at the end.
+    State tensors with the shape of the parameter are cut to windows as well; other state (counts of steps) is that
+    of the whole parameter. A step inside equals a step on the whole parameters that leaves the other units and
+    their state unchanged. Windows in two pieces are written back at the end.
 
     Raises
     ------

@@ -129,11 +129,11 @@ def spans_of(model: nn.Module, kept: Mapping[Width, tuple[int, int]]) -> Spans:
 def windowed(
     model: nn.Module, kept: Mapping[Width, tuple[int, int]], *, scaled: bool = True
 ) -> Iterator[list[Narrow]]:
-    """Let a model consist of windows of some widths inside the context; afterwards it has its own tensors again.
+    """Replace a model's tensors by windows of some widths inside the context, and restore them afterwards.
 
     Layers hold smaller parameters, which share memory with the whole ones if a window is in one piece. A window in
     two pieces is a copy, which the caller must write back. Batch norms in training mode use the statistics of the
-    batch and update no running statistics, because those of a window are not the model's.
+    batch and do not update running statistics, because those of a window are not those of the model.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def _smaller(module: nn.Module, axes: Mapping[int, Span], narrow: list[Narrow]) 
 
 
 def _sizes(module: Any, axes: Mapping[int, Span]) -> dict[str, int]:
-    """Return the sizes that a layer stores besides its tensors, with the values for its windows."""
+    """Return the size attributes of a layer (such as its number of channels) with the values for its windows."""
     out, taken = axes.get(0), axes.get(1)
     sizes: dict[str, int] = {}
     if isinstance(module, nn.GroupNorm):

@@ -27,7 +27,7 @@ Every = Literal["step", "fit"]
 
 @dataclass(frozen=True)
 class Windows(StepTransform):
-    """The units of some widths that a step uses.
+    """The windows of some widths that steps run on.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Windows(StepTransform):
         return self.every == "fit"
 
     def check(self, model: nn.Module, plan: Plan) -> None:
-        """Raise PlanError, because only `ElasticTrainer` opens windows for each step."""
+        """Raise PlanError: only `ElasticTrainer` can open windows for each step."""
         del model
         raise PlanError(
             f"policy {plan.policy!r} trains in windows of channels, which ElasticTrainer opens for each step: "
@@ -111,10 +111,10 @@ class Windows(StepTransform):
 
 
 def window_starts(size: int, length: int) -> NDArray[np.int64]:
-    """Return the possible starts of a window: the fewest with which every unit lies in equally many windows.
+    """Return the possible starts of a window: the fewest such that every unit lies in equally many windows.
 
-    All starts are equally likely. A window continues with the first unit after the last one; if its length divides
-    the size, no window has to.
+    All starts are equally likely. After the last unit, a window continues with the first one; no window reaches
+    that far if its length divides the size.
 
     Parameters
     ----------
@@ -134,9 +134,9 @@ def window_starts(size: int, length: int) -> NDArray[np.int64]:
 def narrow_profile(profile: CostProfile, kept: Mapping[Width, int]) -> CostProfile:
     """Return the cost profile of the model with fewer units in some of its widths.
 
-    A node costs its share of the operations; for a layer between two such widths this is the product of both
-    shares. The forward pass is spread over the nodes like the backward pass. Groups have the shapes of their
-    windows.
+    A node's cost is multiplied by the share of its operations that is left; for a layer between two such widths
+    this is the product of both shares. Forward time is assumed to be distributed over the nodes like backward time.
+    Groups have the shapes of their windows.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ class ChannelScore(ABC):
         """
 
     def once(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
-        """Return the result of `score`; a second call on the same probe returns the first result."""
+        """Return the result of `score`; with equal settings and the same probe it is computed only once."""
         options, scores = probe.found.get(type(self), (None, {}))
         if _equal(options, vars(self)):
             return dict(scores)

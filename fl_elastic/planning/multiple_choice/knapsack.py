@@ -29,7 +29,7 @@ from fl_elastic.planning.multiple_choice.problem import (
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
 
-# Up to this many groups the search continues until the optimum is proven.
+# Up to this many groups the search does not end at an approximate answer.
 _FEW_GROUPS = 16
 _TOLERANCE, _TOLERANCE_OF_ONE_COST, _TOLERANCE_OF_FEW_GROUPS = 2e-3, 1e-5, 1e-9
 _TOLERANCE_OF_THE_LEAST = 1e-6

@@ -6,7 +6,7 @@ import mmap
 from typing import NamedTuple
 
 LEAST_CAPACITY = 128 * 1024
-"""Smallest capacity in bytes; below, log and index would take most of it."""
+"""Smallest capacity in bytes; of a smaller one, log and index would take most."""
 
 _SHARE_OF_LOG = 4
 # The log's index is one block of this many bytes (or one memory page) for up to 4062 frames.
@@ -15,8 +15,8 @@ _MOST_FRAMES = 4000
 _LOG_HEADER, _FRAME_HEADER = 32, 24
 # Pages that the indices may need while they are rearranged.
 _SPARE_PAGES = 12
-# Pages that inserting a row may touch besides its own: of the table, three indices and two counters, with their
-# splits, for the row itself and for one or two rows that leave for it.
+# Pages that inserting a row may change besides its own: of the table, three indices and two counters, with their
+# splits, for the row itself and for one or two rows that are deleted for it.
 _PAGES_BESIDE_ROW = 12
 # Further pages per transaction: the first page, the free list, and splits higher up in the trees.
 _PAGES_ONCE = 12
@@ -53,7 +53,7 @@ class StoreBounds:
         self.largest_row = most * (self.page - 4) - _ROW_HEADER - 1
 
     def rows_per_transaction(self, row_bytes: int) -> int:
-        """Return how many rows to write together: half of the log, so that it need not be emptied before each."""
+        """Return how many rows to write together: up to half of the log, so that it is not emptied each time."""
         per_row = _PAGES_BESIDE_ROW + self._pages_of_row(row_bytes)
         return max((self._frames // 2 - _PAGES_ONCE) // per_row, 1)
 
@@ -63,7 +63,7 @@ class StoreBounds:
         return pages * (self.page + _FRAME_HEADER)
 
     def rooms(self, used_pages: int, row_bytes: int) -> int:
-        """Return how many more rows certainly fit into a file with that many pages in use."""
+        """Return how many more rows are certain to fit into a file with that many pages in use."""
         left = self.pages - used_pages - _SPARE_PAGES
         own = self._pages_of_row(row_bytes)
         # Even a small row may start a page in the table and in each of three indices.

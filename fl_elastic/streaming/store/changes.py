@@ -1,4 +1,4 @@
-"""Changes of a store: samples, labels and withdrawals, each in one transaction; and who leaves a full store."""
+"""Changes of a store (samples, labels, withdrawals) in transactions, and the policies for a full store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PLACE = (
 _LEAVE = "DELETE FROM samples WHERE slot = ?"
 _IS_HERE = "SELECT 1 FROM samples WHERE id = ?"
 
-# The class with the most samples; of equal ones, that of the newcomer.
+# The class with the most samples; of equally large ones, that of the new sample.
 _LARGEST = "SELECT y FROM classes ORDER BY n DESC, y = :label DESC, y LIMIT 1"
 
 STORAGE_POLICIES = {
@@ -43,17 +43,17 @@ STORAGE_POLICIES = {
         f"WHERE y = ({_LARGEST}) ORDER BY draw DESC LIMIT 1"
     ),
 }
-"""Storage policies by name: the SQL query for the slot that a newcomer takes; NULL rejects the newcomer.
+"""Storage policies by name: an SQL query for the slot that a new sample takes; NULL rejects the sample.
 
-``reservoir`` keeps each sample of the stream with equal probability (Vitter 1985): those with the smallest draws.
-``class_balanced`` keeps equally many samples of each class as far as possible, with a reservoir within a class
-(Chrysakis and Moens 2020); samples without a label form a class of their own.
+``reservoir`` keeps the samples with the smallest random numbers, and so each sample of the stream with equal
+probability (Vitter 1985). ``class_balanced`` keeps equally many samples of each class as far as possible, with a
+reservoir within each class (Chrysakis and Moens 2020); samples without a label form a class of their own.
 """
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A sample that is to be stored: its class as in column ``y``, and its number from the `lottery`."""
+    """A sample that is to be stored: its class as in column ``y``, and its random number from `lottery`."""
 
     label: int
     draw: float
@@ -72,7 +72,7 @@ def lottery(seed: int, number: int) -> float:
 
 
 def victim(connection: sqlite3.Connection, policy: str, newcomer: Newcomer) -> int | None:
-    """Return the slot that the newcomer takes under a storage policy; None to reject it."""
+    """Return the slot that the new sample takes under a storage policy; None to reject it."""
     given = {"label": newcomer.label, "draw": newcomer.draw}
     row = connection.execute(STORAGE_POLICIES[policy], given).fetchone()
     return None if row is None or row[0] is None else int(row[0])
@@ -82,7 +82,7 @@ def victim(connection: sqlite3.Connection, policy: str, newcomer: Newcomer) -> i
 class Offer:
     """A sample that is offered to a store, as for `SampleStore.add`; it is not checked yet.
 
-    Its number becomes its id, which no other sample has; None takes the next free number.
+    Its number becomes its id, which must be unique; None stands for the next free number.
     """
 
     x: ArrayLike
@@ -100,7 +100,7 @@ class Relabelled:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A sample that leaves the store because the caller keeps it from now on."""
+    """A sample that is deleted from the store because the caller keeps it itself."""
 
     number: int
 
@@ -108,14 +108,14 @@ class Withdrawn:
 Change: TypeAlias = Offer | Relabelled | Withdrawn
 """A change of a store; changes are made in the order of the stream."""
 Note: TypeAlias = Callable[[Sequence[Change]], Mapping[str, object]]
-"""Called with the changes that remain after a transaction; returns facts to write with the transaction."""
+"""Called with the changes that remain after a transaction; returns facts to write in the transaction."""
 
 
 class Writer:
     """Writes changes into a store's file, in transactions small enough for the bound of its log.
 
-    ``policy`` decides which sample leaves when the file is full, ``seed`` determines the draws of the lottery, and
-    ``encoding`` is used if there is no sample yet.
+    ``policy`` decides which sample is deleted when the file is full, ``seed`` determines the random numbers of
+    `lottery`, and ``encoding`` is used if there is no sample yet.
     """
 
     def __init__(self, database: Database, policy: str, encoding: str, seed: int) -> None:
@@ -160,7 +160,7 @@ class Writer:
         form, size = self.form(), 0
         for many, change in enumerate(changes):
             larger = max(size, self._bytes(change, form))
-            # The first sample is written alone, since it determines the form of all others.
+            # The first sample is written alone, because it determines the form of all others.
             most = self.database.bounds.rows_per_transaction(larger) if form else 1
             if many >= most:
                 return RowsToWrite(many, size)
@@ -268,23 +268,23 @@ class _Transaction:
         return number
 
     def _is_full(self, row_bytes: int) -> bool:
-        """Return whether a sample has to leave for a newcomer; if not, a free place is used up."""
+        """Return whether a sample must be deleted for a new one; if not, count one free place less."""
         if self._rooms is None:
             self._rooms = self._bounds.rooms(self._writer.database.used_pages(), row_bytes)
         if not self._rooms:
             return True
-        # 0 becomes None, so that the free places are counted again when they are used up.
+        # None, when the counted places are used up, makes the next call count free places again.
         self._rooms = self._rooms - 1 or None
         return False
 
     def _place_for(self, newcomer: Newcomer, row_bytes: int) -> int | None:
-        """Return the slot for a newcomer, which a sample may still occupy; None if the newcomer is rejected."""
+        """Return the slot for a new sample, which another one may still occupy; None if the new one is rejected."""
         connection, policy = self._connection, self._writer.policy
         slot = victim(connection, policy, newcomer)
         if slot is not None and self._bounds.is_tight(
             self._writer.database.used_pages(), row_bytes
         ):
-            # Another row leaves as well: random insertions and deletions leave gaps in the indices.
+            # Delete another row as well, because random insertions and deletions leave gaps in the indices.
             connection.execute(_LEAVE, (slot,))
             connection.execute(_LEAVE, (victim(connection, policy, newcomer),))
             self._rooms = None

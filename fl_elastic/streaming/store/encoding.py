@@ -51,7 +51,7 @@ class Encoding:
         )
 
     def refuse_beyond(self, x: NDArray[Any]) -> None:
-        """Raise Refused if a number of a sample is too large for the encoding, which would keep another one."""
+        """Raise Refused if a number of a sample is too large for the encoding, which would change it."""
         codec = self._codec
         if codec is not None and x.size and float(np.abs(x).max()) > codec.most:
             raise Refused(f"a number is beyond the range of the encoding {self.name}")
@@ -64,7 +64,7 @@ class Encoding:
         return bytes(codec.encode(torch.from_numpy(x)[None]).numpy().tobytes())
 
     def decode(self, rows: Sequence[bytes]) -> NDArray[Any]:
-        """Return samples, shape (N, ...); sqlite3.DatabaseError if a row has another length."""
+        """Return samples, shape (N, ...); raise sqlite3.DatabaseError if a row has another length."""
         if not {len(row) for row in rows} <= {self.row_bytes}:
             raise DatabaseError("a stored sample has another length than the others")
         table = np.frombuffer(bytearray().join(rows), np.uint8).reshape(len(rows), self.row_bytes)

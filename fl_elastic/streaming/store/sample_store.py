@@ -1,4 +1,4 @@
-"""A bounded, crash-safe memory of a stream on disk."""
+"""A bounded, crash-safe store of samples of a stream on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fl_elastic.streaming.store.changes import STORAGE_POLICIES, Change, Note, O
 from fl_elastic.streaming.store.encoding import ENCODINGS, Encoding
 from fl_elastic.streaming.store.sqlite import Database, Facts, texts_of
 
-# Any number of ids in a single value.
+# SQL condition that takes any number of ids as a single value, a JSON list.
 _OF_IDS = "id IN (SELECT value FROM json_each(?))"
 
 
@@ -54,18 +54,18 @@ class SampleStore(AbstractContextManager["SampleStore"]):
     """Keeps samples of a stream in a SQLite file that never grows beyond its bound.
 
     One process may add samples while another one draws, labels and deletes, and threads may share a store. A
-    process that is killed loses at most the samples of its current call. A damaged file is put aside and a new one
-    started. Invalid samples, and those that a full disk does not take, do not affect others and are counted in
+    process that is killed loses at most the samples of its current call. A damaged file is renamed, and a new one
+    is started. Invalid samples, and samples that do not fit on a full disk, do not affect others and are counted in
     `rejected`.
 
     Parameters
     ----------
     path : path-like
-        The file. To open it again, give the same encoding, policy and seed with which it was made.
+        The file. An existing file must be opened with the encoding, policy and seed with which it was created.
     capacity_bytes : int
         Most bytes on the disk at any moment: the file, its write-ahead log and the log's index.
     policy : {"reservoir", "class_balanced"}
-        Which samples stay when it is full: each with equal probability, or equally many of each class.
+        Which samples a full store keeps: each with equal probability, or equally many of each class.
     encoding : {"raw", "fp16", "int8"}
         ``raw`` keeps inputs unchanged; the others are for features. Samples with numbers beyond the range of the
         encoding (65,504 for ``fp16``) are rejected.
@@ -111,7 +111,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         self._drawable: tuple[object, NDArray[np.int64]] | None = None
 
     def settled_by(self, settle: Callable[[], object]) -> None:
-        """Call ``settle`` before each access, so that a caller that collects changes can write them first."""
+        """Call ``settle`` before each later access, so that a caller that collects changes can write them."""
         self._settle = settle
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the file, its log and the log's index on the disk now, without gathered changes."""
+        """Bytes of the file, its log and the log's index on the disk now, without collected changes."""
         return self._database.used_bytes()
 
     @property
@@ -189,7 +189,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return self._writer.change(changes, version, note)
 
     def noted(self, key: str) -> str:
-        """Return the last text saved under a key, in one transaction with changes; empty if there is none."""
+        """Return the text last written under a key together with changes; empty if there is none."""
         rows = self._database.read("SELECT value FROM meta WHERE key = ?", key)
         return str(rows[0][0]) if rows else ""
 
@@ -206,7 +206,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return np.asarray(form.decode([form.encode(x)])[0])
 
     def refuse_beyond(self, x: NDArray[Any]) -> None:
-        """Raise Refused if the store's encoding has no room for a number of this sample."""
+        """Raise Refused if the store's encoding cannot represent a number of this sample."""
         if self.encoding != "raw":
             Encoding.of(self.encoding, x).refuse_beyond(x)
 
@@ -265,19 +265,19 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return known[1]
 
     def take(self, ids: Iterable[int]) -> Samples:
-        """Return the samples with these ids, in their order, without those that are gone; StoreError for no ids."""
+        """Return the samples with these ids, in order, without deleted ones; raise StoreError for invalid ids."""
         self._settle()
         return self.found(ids)
 
     def found(self, ids: Iterable[int]) -> Samples:
-        """Return the samples with these ids that are already in the file, without gathered changes; see `take`."""
+        """Return the samples with these ids that are already in the file, without collected changes; see `take`."""
         wanted = _several(ids)
         query = f"SELECT id, y, x FROM samples WHERE {_OF_IDS}"
 
         def looked() -> Samples:
             connection = self._database.connection
             rows = {row[0]: row for row in connection.execute(query, (_listed(wanted),))}
-            # Read after the rows, since another process may have replaced them.
+            # Read after the rows, because another process may have replaced them.
             form = Facts.of(texts_of(connection)).form
             return _samples([rows[each] for each in wanted if each in rows], form)
 
@@ -312,8 +312,8 @@ class SampleStore(AbstractContextManager["SampleStore"]):
     def erase(self, ids: Iterable[int]) -> int:
         """Delete samples so that the file no longer holds their bytes; return their number.
 
-        The bytes of samples that `delete` removes stay until others overwrite them. This rewrites the whole file,
-        which temporarily takes the same room on the disk again.
+        The bytes of samples that `delete` removes stay in the file until others overwrite them. This method
+        rewrites the whole file, which temporarily takes the same space on the disk again.
 
         Raises
         ------
@@ -326,18 +326,18 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         except sqlite3.Error as error:
             raise StoreError(
                 f"{self._database.path} could not be written anew ({error}), and may still hold the bytes of "
-                f"samples; {gone} were deleted: stop what else reads it, make room, and erase again"
+                f"samples; {gone} were deleted: stop other processes that read it, free disk space, and erase again"
             ) from None
         return gone
 
     def close(self) -> None:
-        """Write the gathered changes and close the file."""
+        """Write the collected changes and close the file."""
         self._settle()
         self._database.connection.close()
 
 
 def settings_of(path: Path) -> dict[str, str]:
-    """Return the settings with which a store was made, by name; sqlite3.Error if the file cannot be read."""
+    """Return the settings with which a store was made, by name; raise sqlite3.Error if it cannot be read."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
         return dict(opened.execute("SELECT key, value FROM meta").fetchall())
 
@@ -362,7 +362,7 @@ def _labels(kept: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _listed(ids: Iterable[int]) -> str:
-    """Return ids as a JSON list; StoreError for what is no id, because a rounded one would name another sample."""
+    """Return ids as a JSON list; raise StoreError for an invalid id, because rounding would name another sample."""
     return json.dumps([_whole(each, "an id of a sample") for each in _several(ids)])
 
 

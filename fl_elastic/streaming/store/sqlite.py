@@ -26,9 +26,9 @@ from fl_elastic.streaming.store.encoding import Encoding
 
 _LOG = logging.getLogger("fl_elastic")
 _Found = TypeVar("_Found")
-# Another process may fill the log between two attempts.
+# Most attempts to begin a transaction: another process may fill the log between two of them.
 _ATTEMPTS = 5
-# How long to wait for a reader when the log is full; a reader that never ends is waited for only once.
+# Milliseconds to wait for a reader when the log is full; for a reader that never ends, this is done only once.
 _READER_MS = 2000
 _BUSY_SECONDS = 30.0
 _FORMAT = "2"
@@ -54,7 +54,7 @@ _SETTINGS = (
     "PRAGMA secure_delete = FAST",
     # The log is emptied explicitly, see `Database.write`.
     "PRAGMA wal_autocheckpoint = 0",
-    # Nothing is written to the disk that is not counted.
+    # Temporary files would not be counted in the bound.
     "PRAGMA temp_store = MEMORY",
 )
 # Triggers that count samples by class. They belong to this connection only, so that the file's schema is unchanged.
@@ -76,7 +76,7 @@ class Facts:
 
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Facts:
-        """Read the result of `to_texts`; sqlite3.DatabaseError if it is anything else."""
+        """Read the result of `to_texts`; raise sqlite3.DatabaseError if it is anything else."""
         try:
             seen, last = (int(texts.get(key, "0")) for key in ("seen", "last_id"))
             rejected = json.loads(texts.get("rejected", "{}")).items()
@@ -96,7 +96,7 @@ class Facts:
 class Database:
     """A SQLite file with a bound and a write-ahead log; several processes may have it open.
 
-    A damaged file is put aside, and a new one made with the same settings. `lost` counts damaged files and samples
+    A damaged file is renamed, and a new one made with the same settings. `lost` counts damaged files and samples
     that could not be written, by reason.
     """
 
@@ -117,14 +117,14 @@ class Database:
         self.look(lambda: None)
 
     def look(self, action: Callable[[], _Found]) -> _Found:
-        """Run an action that only reads; StoreError if the file cannot be read."""
+        """Run an action that only reads; raise StoreError if the file cannot be read."""
         try:
             return self._tried(action)
         except sqlite3.Error as error:
             raise StoreError(f"cannot read {self.path}: {error}") from None
 
     def read(self, query: str, *values: object) -> list[Any]:
-        """Return the rows of a query; StoreError if they cannot be read."""
+        """Return the rows of a query; raise StoreError if they cannot be read."""
         return self.look(lambda: self.connection.execute(query, values).fetchall())
 
     def facts(self) -> Facts:
@@ -134,8 +134,8 @@ class Database:
     def write(self, action: Callable[[], _Found], what: str, rows: RowsToWrite) -> _Found | None:
         """Run an action as an exclusive transaction that writes at most these rows; return its result.
 
-        The log is emptied first if it might outgrow its bound. If the disk does not take the transaction, that is
-        logged and the result is None.
+        The log is emptied first if it might outgrow its bound. If the transaction cannot be written, this is logged
+        and the result is None.
         """
 
         def whole() -> _Found:
@@ -154,7 +154,7 @@ class Database:
             return None
 
     def compact(self) -> None:
-        """Rewrite the file without deleted content; sqlite3.Error if that is not possible."""
+        """Rewrite the file without deleted content; raise sqlite3.Error if that is not possible."""
         with self._one_thread:
             self.connection.execute("VACUUM")
             if not self._shortened():
@@ -184,7 +184,7 @@ class Database:
                 f"the sample store {self.path} is damaged ({damage}) and cannot be put aside: {error}"
             ) from None
         _LOG.error(
-            "the sample store %s is damaged (%s): it was put aside as %s, and a fresh one is started",
+            "the sample store %s is damaged (%s): it was put aside as %s, and a new one is started",
             self.path, damage, aside.name,
         )  # fmt: skip
         self._opened_as = None
@@ -198,22 +198,22 @@ class Database:
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
-                # Another process may have put the file aside by now.
+                # Another process may have renamed the file by now.
                 if _identity(self._files[0]) == here:
                     self.quarantine(str(error))
             return self._opened(action)
 
     def _opened(self, action: Callable[[], _Found]) -> _Found:
-        """Run an action on the file that is at the path now."""
+        """Run an action on the file that is at the path now; open it again if it was replaced."""
         if self._opened_as is None or self._opened_as != _identity(self._files[0]):
             if self._opened_as:
-                # Another process has put the file aside, or someone has deleted it.
+                # Another process has renamed the file, or a user has deleted it.
                 _LOG.warning("the sample store %s was replaced: opened anew", self.path)
             self._open()
         return action()
 
     def _open(self) -> None:
-        """Open the file at the path, or make it; sqlite3.DatabaseError if it is damaged."""
+        """Open the file at the path, or make it; raise sqlite3.DatabaseError if it is damaged."""
         self.connection.close()
         try:
             # SQLite gives the log and its index the permissions of the file.
@@ -260,7 +260,7 @@ class Database:
         )
 
     def _shortened(self) -> bool:
-        """Write the log into the file and empty it; return whether that was possible in spite of readers."""
+        """Write the log into the file and empty it; return whether readers permitted that."""
         before = _number(self.connection, "busy_timeout")
         wait = 0 if self._held_up else min(before, _READER_MS)
         self.connection.execute(f"PRAGMA busy_timeout = {wait}")
@@ -292,12 +292,12 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _prepare(connection: sqlite3.Connection, page_size: int, settings: Mapping[str, str]) -> None:
-    """Set the connection up and make the tables; sqlite3.DatabaseError if the file is damaged."""
+    """Set the connection up and make the tables; raise sqlite3.DatabaseError if the file is damaged."""
     # Invalid characters are replaced here; they are rejected wherever a value matters.
     connection.text_factory = lambda data: data.decode(errors="replace")
     tables = _tables(connection)
     if tables and not tables & _TABLES:
-        # A file of another program: leave it as it is.
+        # The file of another program is left unchanged.
         named = ", ".join(sorted(tables)[:3])
         raise StoreError(f"it is no sample store, but a database with {named}")
     for statement in (f"PRAGMA page_size = {page_size}", *_SETTINGS, "BEGIN IMMEDIATE"):

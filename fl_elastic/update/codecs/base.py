@@ -1,4 +1,4 @@
-"""The codec interface: write one tensor as bytes of a known length, and read it back; and the plain codecs."""
+"""The codec interface (write one tensor as bytes of a known length, and read it back), and the plain codecs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Codec(ABC):
     Attributes
     ----------
     lossy : bool
-        Whether float32 numbers change when they are written and read back.
+        Whether float32 numbers may change by encoding and decoding.
     unbiased : bool
-        Whether the mean of the decoded numbers over many generators equals the written ones.
+        Whether the expected value of the decoded numbers, over generators, equals the original ones.
     sparse : bool
         Whether zeros take no bytes, so that slices of zeros need not be left out before encoding.
     for_statistics : bool
-        Whether the codec may be used for running statistics; if not, they travel as fp32.
+        Whether the codec may be used for running statistics; if not, they are sent as fp32.
     for_weights : bool
-        Whether the codec may be used for a whole model, not only for a change of it.
+        Whether the codec may be used for a model's weights, not only for changes of them.
     """
 
     lossy: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: _Floats, generator: np.random.Generator) -> bytes:
-        """Return the bytes of ``values``, of any shape; UpdateError if they cannot be represented.
+        """Return the bytes of ``values``, of any shape; raise UpdateError if they cannot be represented.
 
         All randomness comes from ``generator``.
         """
@@ -65,8 +65,8 @@ class Codec(ABC):
         Raises
         ------
         UpdateError
-            If ``data`` cannot be the result of `encode`. Numbers that are not finite may be returned: the reader of
-            a message refuses them.
+            If ``data`` cannot be the result of `encode`. Numbers that are not finite may be returned; the caller
+            refuses them.
         """
 
     def decode_into(self, data: memoryview, values: _Floats) -> None:
@@ -74,10 +74,10 @@ class Codec(ABC):
         values[...] = self.decode(data, values.shape)
 
     def decode_together(self, data: memoryview, memory: Memory) -> _Floats | None:
-        """Return the numbers of tensors that were written one after the other, as one array.
+        """Return the numbers of consecutively written tensors as one array; None if the codec cannot do that.
 
-        The caller gives ``data`` away, so the result may be a view of it; otherwise it lies in ``memory``. The
-        default is None, for codecs that do not write number by number.
+        The caller does not use ``data`` afterwards, so the result may be a view of it; otherwise it lies in
+        ``memory``. The default is None, for codecs that do not write number by number.
         """
         del data, memory
         return None
@@ -107,7 +107,7 @@ def number_of(shape: tuple[int, ...]) -> int:
 
 
 def finite(values: NDArray[Any], written_as: str) -> _Floats:
-    """Return ``values`` as a flat array of float32; UpdateError unless all are finite in ``written_as``."""
+    """Return ``values`` as a flat array of float32; raise UpdateError unless all are finite in ``written_as``."""
     flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     if not np.isfinite(flat).all():
         raise does_not_fit(flat, written_as)

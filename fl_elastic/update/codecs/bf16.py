@@ -16,7 +16,7 @@ _EXPONENT = np.uint16(0x7F80)
 class Bf16(Codec):
     """The upper 16 bits of float32, rounded to nearest, ties to even: half the bytes at the same range.
 
-    fp16 loses changes below 6e-8; this keeps 8 significant bits of changes down to 1e-38.
+    It keeps 8 significant bits of changes down to 1e-38, while fp16 loses all changes below 6e-8.
     """
 
     for_statistics = True

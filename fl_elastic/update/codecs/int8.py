@@ -43,13 +43,13 @@ class Int8(Codec):
         return 4 + count if count else 0
 
     def decode(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
-        """Return the multiples of the scale; raises UpdateError if scale or multiples are impossible."""
+        """Return the multiples of the scale; raise UpdateError if scale or multiples are impossible."""
         values = np.empty(shape, dtype=np.float32)
         self.decode_into(data, values)
         return values
 
     def decode_into(self, data: memoryview, values: _Floats) -> None:
-        """Write the multiples of the scale; raises UpdateError if scale or multiples are impossible."""
+        """Write the multiples of the scale; raise UpdateError if scale or multiples are impossible."""
         if not len(data):
             return
         scale = np.frombuffer(data[:4], dtype="<f4").astype(np.float32)[0]

@@ -19,11 +19,11 @@ class TopK(Codec):
     """The largest sixteenth of the numbers of each tensor, at least one; the others are zero.
 
     The bytes are a scale (float32), the numbers as half-precision shares of it, and their increasing indices in the
-    flattened tensor, as u16 if that suffices, else as u32. Use it with `ErrorFeedback`, which keeps what was left
-    out for the next round (Stich et al. 2018, sparsified SGD with memory).
+    flattened tensor, as u16 if that suffices, else as u32. Use it with `ErrorFeedback`, which keeps the omitted
+    numbers for the next round (Stich et al. 2018, sparsified SGD with memory).
     """
 
-    # The kept share is relative to all numbers: leaving out slices before would keep fewer.
+    # The kept share is relative to all numbers of a tensor: if slices were left out before, fewer would be kept.
     sparse = True
 
     def encode(self, values: _Floats, generator: np.random.Generator) -> bytes:
@@ -61,7 +61,7 @@ class TopK(Codec):
             indices = np.frombuffer(data[after_shares:], dtype=_index_dtype(total)).astype(np.int64)
             if not 0 <= scale < np.inf:
                 raise UpdateError(f"scale {scale} is not a positive number: the buffer is damaged")
-            # Written so that NaN is refused too.
+            # This form of the comparison also refuses NaN.
             if not bool((np.abs(shares) <= 1).all()):
                 raise UpdateError(
                     "a share of the scale is not within -1 to 1: the buffer is damaged"
