@@ -101,7 +101,7 @@ class StreamData(RoundData):
     settings : StreamSettings
         Settings that do not change.
     seen : SavedLearner
-        The learner; its model is trained.
+        The saved learner; its model is the one that is trained.
     position : StreamPosition
         Position in the stream at the last round.
     joined : Joined or None

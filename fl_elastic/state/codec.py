@@ -80,7 +80,9 @@ def from_archive(kind: type[T], archive: Archive) -> T:
     arrays = dict(archive.arrays)
     found: T = _reader(cast(Hashable, kind))(archive.facts, None, arrays)
     if arrays:
-        raise ArchiveError(f"{kind.__name__} has no arrays {sorted(arrays)[:3]}")
+        raise ArchiveError(
+            f"it holds arrays {sorted(arrays)[:3]}, which {kind.__name__} does not have"
+        )
     return found
 
 

@@ -161,7 +161,9 @@ def test_fields_that_are_missing_or_unknown_are_named() -> None:
 
 def test_arrays_that_no_field_has_are_named() -> None:
     archive = to_archive(GOOD.inner)
-    with pytest.raises(ArchiveError, match=r"Inner has no arrays \['more'\]"):
+    with pytest.raises(
+        ArchiveError, match=r"it holds arrays \['more'\], which Inner does not have"
+    ):
         from_archive(Inner, Archive(archive.facts, {**archive.arrays, "more": np.ones(1)}))
 
 
