@@ -108,7 +108,9 @@ def find_cuts(
     calls : sequence of Call
         Every module call of the forward pass.
 
-    Notes ----- A node is a bottleneck if no edge of the graph leads from above it to below it. Of several
+    Notes
+    -----
+    A node is a bottleneck if no edge of the graph leads from above it to below it. Of several
     bottlenecks between the same two groups, the one nearest to the loss is chosen, because pooling may have made
     the tensor smaller there. The output of a dropout is not a cut, because its randomness belongs to the trained
     part.

@@ -53,7 +53,9 @@ def lean_forward(
     PlanError
         If the channels are missing, empty, out of range or listed twice.
 
-    Notes ----- A call falls back to the ``forward`` of the module's class if gradients are disabled, under
+    Notes
+    -----
+    A call falls back to the ``forward`` of the module's class if gradients are disabled, under
     autocast, and for inputs that are not floating-point batches.
     """
     for kind, make in _MAKERS:

@@ -89,7 +89,9 @@ def gate(gradient: Tensor, bits: Tensor, layout: Layout) -> Tensor:
     layout : Layout
         Layout of the packed mask, which becomes that of the result.
 
-    Notes ----- The mask is applied to bit patterns: numbers that pass are unchanged to the last bit, and masked
+    Notes
+    -----
+    The mask is applied to bit patterns: numbers that pass are unchanged to the last bit, and masked
     ones become zero even if infinite. On a CPU this is several times faster than ``torch.where``.
     """
     whole = _WHOLE[gradient.element_size()]

@@ -188,7 +188,8 @@ def _dataclass_reader(kind: Any) -> _Reader:
         if readers.keys() != given.keys():
             missing, unknown = readers.keys() - given.keys(), given.keys() - readers.keys()
             raise ArchiveError(
-                f"{_path(place)} ({kind.__name__}) has no {sorted(missing)[:3]} and unknown {sorted(unknown)[:3]}"
+                f"{_path(place)} ({kind.__name__}) lacks fields {sorted(missing)[:3]}, and does not know "
+                f"the fields {sorted(unknown)[:3]}"
             )
         values = {name: each(given[name], (place, name), arrays) for name, each in readers.items()}
         try:

@@ -154,7 +154,8 @@ def test_fields_that_are_missing_or_unknown_are_named() -> None:
     archive = to_archive(GOOD.inner)
     without = {name: each for name, each in archive.facts.items() if name != "name"}
     with pytest.raises(
-        ArchiveError, match=r"state \(Inner\) has no \['name'\] and unknown \['other'\]"
+        ArchiveError,
+        match=r"state \(Inner\) lacks fields \['name'\], and does not know the fields \['other'\]",
     ):
         from_archive(Inner, Archive({**without, "other": 1}, archive.arrays))
 
