@@ -78,7 +78,7 @@ class Opening:
             raise StreamError("--remember needs a head in closed form: give --closed-form, too")
         if self.latent and self.closed_form:
             raise StreamError(
-                "--closed-form keeps what enters the last layer: leave --latent out, or train by steps"
+                "--closed-form stores the inputs of the last layer: leave --latent out, or train by steps"
             )
 
     @property

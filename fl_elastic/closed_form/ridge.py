@@ -318,7 +318,7 @@ class Ridge:
 
     @cached_property
     def without(self) -> tuple[RidgeWithout, ...]:
-        """The regressions without each held-out part."""
+        """For each held-out part, the regression on all other examples."""
         return tuple(RidgeWithout.of(self, part) for part in self.system.held_out)
 
 
@@ -385,7 +385,7 @@ class RidgeWithout:
         return errors
 
     def solve(self, right: _Floats) -> _Floats:
-        """Return the solution, for a right-hand side, of the system without the held-out part."""
+        """Return the solution of the system without the held-out part, for the right-hand side ``right``."""
         if self.half is None or self.of_all is None:
             return _solved(self.factor, right)
         outer = self.of_all[0]

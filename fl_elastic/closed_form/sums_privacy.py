@@ -71,7 +71,7 @@ class SumsPrivacy:
         if not 0 < self.delta < 1:
             raise SettingError(f"delta {self.delta} must be above 0 and below 1")
         if not 0 < self.clip < float("inf"):
-            raise SettingError(f"clip {self.clip} must be a length above 0")
+            raise SettingError(f"clip {self.clip} must be above 0 and finite")
 
     @property
     def noise(self) -> float:

@@ -89,7 +89,7 @@ def harmful(ridge: Ridge) -> list[int]:
 
 
 def _growth_of_errors(ridge: Ridge) -> _Floats:
-    """Return for each client the mean log growth of others' errors by its sums; NaN if unknown."""
+    """Return the mean log growth of the other clients' errors that each client's sums cause; NaN if unknown."""
     system = ridge.system
     clients, outputs = len(system.sums), len(system.goal)
     before, after = np.zeros((clients, clients)), np.zeros((clients, clients))

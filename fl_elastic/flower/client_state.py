@@ -185,12 +185,14 @@ class ClientState:
             self.selection = from_archive(SelectionState, archive_of(said, SELECTION))
 
     def forget_examples(self, request: str) -> None:
-        """Delete the policy's memory and the codec's error: both may depend on examples that must be forgotten.
+        """Delete the policy's state from earlier rounds and the residuals of a lossy codec.
+
+        Both may depend on examples that must be forgotten.
 
         Parameters
         ----------
         request : str
-            Digest of the examples. The codec's error is deleted once for each digest.
+            Digest of the examples. The codec's residuals are deleted once for each digest.
         """
         self.selection.memory = NO_MEMORY
         path = self._path("feedback", "state")

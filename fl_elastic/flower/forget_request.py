@@ -94,7 +94,10 @@ class ForgetRequest:
         return self._digest
 
     def confirm(self, client: str, forgotten: str) -> None:
-        """Mark this request as met if the server's answer ``forgotten`` is its digest; empty if it met none."""
+        """Mark this request as met if ``forgotten`` is its digest.
+
+        ``forgotten`` is the server's answer; it is empty if the server met no request.
+        """
         if self.pending and forgotten == self.digest(client):
             self.met = True
             _LOG.info("the server's model was made to forget the examples of %s", forgotten)

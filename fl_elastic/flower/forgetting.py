@@ -212,7 +212,7 @@ def dampened(
             record.server_round, most, wanted.pop(most).examples, examples,
         )  # fmt: skip
     if not wanted:
-        _LOG.warning("round %s: nothing can be forgotten", record.server_round)
+        _LOG.warning("round %s: nothing can be forgotten: no request is left", record.server_round)
         return dict(weights), came
     try:
         everything = _added([sent.everything for sent in found])

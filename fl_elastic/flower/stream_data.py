@@ -101,7 +101,7 @@ class StreamData(RoundData):
     settings : StreamSettings
         Settings that do not change.
     seen : SavedLearner
-        The learner; its model is trained.
+        The saved learner; its model is the one that is trained.
     position : StreamPosition
         Position in the stream at the last round.
     joined : Joined or None
@@ -219,7 +219,7 @@ class StreamData(RoundData):
         )
 
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
-        """Leave the result of training for the learner; return metrics of the stream for the server."""
+        """Save the result of training for the learner to read; return metrics of the stream for the server."""
         if isinstance(task, Evaluate) or not task.brings_model:
             return {}
         if isinstance(task, SolveHead) and not task.reveals_data:

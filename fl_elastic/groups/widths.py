@@ -100,7 +100,7 @@ class _Walk:
             self._visit(index, nodes[index])
 
     def widths(self) -> tuple[Width, ...]:
-        """Return the spaces without unknown users as widths."""
+        """Return a width for each inner space of channels whose users are all known."""
         readers_of = {
             index: [user for user, node in enumerate(self._nodes) if index in node.inputs]
             for space in self._spaces

@@ -63,7 +63,7 @@ class LeanLayers(StepTransform):
         copies: Mapping[str, NDArray[Any]] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> StepGuard | None:
-        """Return the guard that puts untrained channels back."""
+        """Return the guard that restores untrained channels after each step; None if all channels are trained."""
         from fl_elastic.planning.channel_guard import ChannelGuard
 
         del optimizer

@@ -80,7 +80,9 @@ def from_archive(kind: type[T], archive: Archive) -> T:
     arrays = dict(archive.arrays)
     found: T = _reader(cast(Hashable, kind))(archive.facts, None, arrays)
     if arrays:
-        raise ArchiveError(f"{kind.__name__} has no arrays {sorted(arrays)[:3]}")
+        raise ArchiveError(
+            f"it holds arrays {sorted(arrays)[:3]}, which {kind.__name__} does not have"
+        )
     return found
 
 
@@ -186,7 +188,8 @@ def _dataclass_reader(kind: Any) -> _Reader:
         if readers.keys() != given.keys():
             missing, unknown = readers.keys() - given.keys(), given.keys() - readers.keys()
             raise ArchiveError(
-                f"{_path(place)} ({kind.__name__}) has no {sorted(missing)[:3]} and unknown {sorted(unknown)[:3]}"
+                f"{_path(place)} ({kind.__name__}) lacks fields {sorted(missing)[:3]}, and does not know "
+                f"the fields {sorted(unknown)[:3]}"
             )
         values = {name: each(given[name], (place, name), arrays) for name, each in readers.items()}
         try:

@@ -213,7 +213,7 @@ class Fit:
             raise self._no_step(plan)
 
     def _deadline_pays_for(self, plan: Plan) -> bool:
-        """Return whether a deadline would pay for one step of the cheapest plan, without the time for choosing."""
+        """Return whether the deadline allows a step of the cheapest plan, not counting the time for choosing."""
         deadline = self.budget.deadline
         if deadline is None:
             return False

@@ -28,9 +28,9 @@ _Kept: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class GatheredSums:
-    """Adds up the examples that are not held out, many at a time.
+    """Sums of products over the examples that are not held out, computed for many examples at a time.
 
-    With few at a time, writing the D x D sums would take longer than computing the products.
+    With few examples at a time, writing the D x D sums would take longer than computing the products.
     """
 
     def __init__(self) -> None:

@@ -179,12 +179,12 @@ class LayerRows:
 
     @property
     def may_be_shares(self) -> bool:
-        """Whether all wanted outputs lie between 0 and 1, as shares do."""
+        """Whether all targets lie between 0 and 1, so that they may be shares."""
         return bool(((self.wanted >= 0) & (self.wanted <= 1)).all())
 
     @property
     def differ(self) -> bool:
-        """Whether the rows' wanted outputs differ."""
+        """Whether not all rows have the same target."""
         return bool((self.wanted != self.wanted[:1]).any())
 
     def replaced(self, scores: Tensor, out: Tensor) -> Tensor:

@@ -99,8 +99,8 @@ def refuse_other_scores(loss: LossOfScores, wanted: Tensor, classes: bool) -> No
         )
     if classes and some > none:
         raise TrainingError(
-            "the loss is larger if the scores favour the targets: it compares the outputs with other classes, "
-            "such as the target minus one. Give targets that number the outputs from 0, or train the model"
+            "the loss grows when the target class has the highest score, so it compares the outputs with another "
+            "class, such as the target minus one: give targets that number the outputs from 0, or train by steps"
         )
 
 

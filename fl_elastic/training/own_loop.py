@@ -108,8 +108,8 @@ def plan_for(
         batches = first_batches(batches, len(batches), model_device(model), counter)
     if len(batches) < planner.batches_needed:
         raise TrainingError(
-            f"policy {policy!r} with importance {options.importance!r} measures on {planner.batches_needed} "
-            f"batches, {len(batches)} were given with examples"
+            f"policy {policy!r} with importance {options.importance!r} needs {planner.batches_needed} "
+            f"batches with examples, {len(batches)} were given"
         )
     _refuse_step_options(options)
     whole = costs_for(

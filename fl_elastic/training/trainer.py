@@ -164,11 +164,11 @@ class ElasticTrainer:
 
     @property
     def may_train(self) -> list[str]:
-        """Names of the parameters that the last fit could choose among, without those kept from training."""
+        """Names of the parameters that the last fit could choose among, except those excluded from training."""
         return list(under_every_name(self.model, Counter(self.planner.parameters)))
 
     def fit(self, loader: Iterable[Batch], epochs: int = 1) -> FitReport:
-        """Train for ``epochs`` passes over ``loader``, or for as many steps as the budget pays for.
+        """Train for ``epochs`` passes over ``loader``, or for as many steps as the budget allows.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class ElasticTrainer:
         ModelError
             If the model cannot be trained here at all.
         BudgetError
-            If memory or uplink do not even suffice for the head, or the time does not pay for one step.
+            If memory or uplink do not even suffice for the head, or the time does not suffice for one step.
 
         Notes
         -----

@@ -200,7 +200,7 @@ def test_loops_of_ones_own_are_refused_with_a_reason() -> None:
     profile = flat_profile(model, batch)
     plan = SliceOutPolicy(rate=0.5).plan(PlanRequest(profile, Budget(), np.zeros(len(profile))))
     with (
-        pytest.raises(PlanError, match="ElasticTrainer opens for each step"),
+        pytest.raises(PlanError, match="only ElasticTrainer can set it for each step"),
         apply_plan(model, plan),
     ):
         pass

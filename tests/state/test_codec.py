@@ -154,14 +154,17 @@ def test_fields_that_are_missing_or_unknown_are_named() -> None:
     archive = to_archive(GOOD.inner)
     without = {name: each for name, each in archive.facts.items() if name != "name"}
     with pytest.raises(
-        ArchiveError, match=r"state \(Inner\) has no \['name'\] and unknown \['other'\]"
+        ArchiveError,
+        match=r"state \(Inner\) lacks fields \['name'\], and does not know the fields \['other'\]",
     ):
         from_archive(Inner, Archive({**without, "other": 1}, archive.arrays))
 
 
 def test_arrays_that_no_field_has_are_named() -> None:
     archive = to_archive(GOOD.inner)
-    with pytest.raises(ArchiveError, match=r"Inner has no arrays \['more'\]"):
+    with pytest.raises(
+        ArchiveError, match=r"it holds arrays \['more'\], which Inner does not have"
+    ):
         from_archive(Inner, Archive(archive.facts, {**archive.arrays, "more": np.ones(1)}))
 
 

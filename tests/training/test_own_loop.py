@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_said() -> None:
         apply_plan(model, replace(plan, transforms=(LeanLayers(),))),
     ):
         pass
-    with pytest.raises(TrainingError, match="measures on 2 batches, 1 were given"):
+    with pytest.raises(TrainingError, match="needs 2 batches with examples, 1 were given"):
         plan_for(model, LOSS, data[:1], budget=Budget(speedup=2))
     with pytest.raises(TrainingError, match="batches is one batch"):
         plan_for(model, LOSS, data[0], budget=Budget(speedup=2))

@@ -68,8 +68,8 @@ class Windows(StepTransform):
         """Raise PlanError: only `ElasticTrainer` can open windows for each step."""
         del model
         raise PlanError(
-            f"policy {plan.policy!r} trains in windows of channels, which ElasticTrainer opens for each step: "
-            "train with it, or by another policy"
+            f"policy {plan.policy!r} trains a window of channels, and only ElasticTrainer can set it for "
+            "each step: train with ElasticTrainer, or choose another policy"
         )
 
     def opener(self, model: nn.Module, before: StepOpener | None) -> StepOpener:
