@@ -135,10 +135,10 @@ def test_the_files_never_grow_beyond_the_bound(
 
 
 def test_threads_that_share_a_store_lose_nothing(tmp_path: Path) -> None:
-    store, ids = open_store(tmp_path), list[int | None]()
+    store = open_store(tmp_path)
 
-    def add(label: int) -> None:
-        ids.extend(store.add(sample_of(i), label) for i in range(150))
+    def add(label: int) -> list[int | None]:
+        return [store.add(sample_of(i), label) for i in range(150)]
 
     def draw() -> None:
         for _ in range(100):
@@ -146,9 +146,10 @@ def test_threads_that_share_a_store_lose_nothing(tmp_path: Path) -> None:
             assert max(ids_of_both) <= 300 and len(store.sample(4)) <= 4
 
     with ThreadPoolExecutor(3) as threads:
-        for done in [threads.submit(add, 0), threads.submit(add, 1), threads.submit(draw)]:
-            done.result()
-    assert sorted(ids) == [*range(1, 301)] and not store.rejected
+        zeros, ones, drawn = threads.submit(add, 0), threads.submit(add, 1), threads.submit(draw)
+        assert sorted([*zeros.result(), *ones.result()]) == [*range(1, 301)]
+        drawn.result()
+    assert not store.rejected
     assert store.classes == {0: 150, 1: 150}
 
 
