@@ -132,7 +132,7 @@ def _recorded(
     with recorder.recording() as outputs:
         trace = run_forward()
     places = _places_by_number(trace)
-    by_number = _by_known_number(recorder.kept, list(places))
+    by_number = _by_known_number(recorder.kept, places, trace)
     for part in parts:
         held = [each for tensor in part.inputs for each in recorder.foreign(tensor)]
         for number in places:
@@ -157,7 +157,7 @@ def _recorded(
     made = [id_of(*outputs[node]) if node in outputs else -1 for node in trace.nodes]
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     last = np.zeros(len(made), dtype=np.int64)
-    last[[places[number] for number in _by_known_number(recorder.laid, list(places))]] = 1
+    last[[places[number] for number in _by_known_number(recorder.laid, places, trace)]] = 1
     return SavedTensors(
         table[:, 0], table[:, 1], np.array(sizes, dtype=np.float64),
         np.array(made, dtype=np.int64), last,
@@ -197,18 +197,26 @@ def _places_by_number(trace: Trace) -> dict[int, int]:
 
 
 def _by_known_number(
-    kept: dict[int, list[_Storage]], numbers: list[int]
+    kept: dict[int, list[_Storage]], places: dict[int, int], trace: Trace
 ) -> dict[int, list[_Storage]]:
     """Return the kept storages by the numbers of the graph's nodes.
 
     An in-place operation first copies the tensor that it keeps. The copy takes a number that no node of the graph
-    has, so the storage is assigned to the node with the next lower number.
+    has, so the storage is assigned to the node with the next lower number. For an in-place operation on a view, the
+    graph has a ``CopySlices``, made just after the operation's own node and the copy: it gets what both keep.
     """
-    ordered = sorted(numbers)
+    ordered = sorted(places)
+    slices = {
+        number_of(node)
+        for node in trace.nodes
+        if node is not None and node.name().endswith("CopySlices")
+    }
     found: dict[int, list[_Storage]] = {}
     for number, tensors in kept.items():
         place = bisect_right(ordered, number) - 1
-        if place >= 0:
+        if ordered[place] != number and (later := slices & {number + 1, number + 2}):
+            found.setdefault(min(later), []).extend(tensors)
+        elif place >= 0:
             found.setdefault(ordered[place], []).extend(tensors)
     return found
 

@@ -114,6 +114,22 @@ class Queries(nn.Module):
         return out
 
 
+class Tokens(nn.Module):
+    """Linear layers on tokens, whose outputs are views that the activations overwrite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Linear(width, 24) for width in (12, 24, 24)]
+        self.body = nn.Sequential(
+            *(nn.Sequential(each, nn.Hardswish(inplace=True)) for each in layers)
+        )
+        self.head = nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x.reshape(len(x), 64, 12)).mean(1))
+        return out
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: Pooled(conv(3, 8), nn.BatchNorm2d(8), nn.ReLU(), conv(8, 8), nn.ReLU(), features=8),
     "in place": lambda: Pooled(
@@ -137,6 +153,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "own statistics": lambda: Pooled(
         conv(3, 8), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU(), conv(8, 8), features=8
     ),
+    "tokens": Tokens,
     "recurrent": Recurrent,
     "rows": Rows,
     "learned queries": Queries,
