@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.ops.lean_kind import LeanKind
+from fl_elastic.profiling.layer_shapes import entering_shape
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 from fl_elastic.profiling.reordered_copies import ReorderedBytes, reordered_bytes
 
@@ -67,7 +68,10 @@ class InFlight:
 
 @lru_cache(maxsize=64)
 def in_flight(
-    graph: BackwardGraph, channels_last: tuple[int, ...] = (), threads: int = 1
+    graph: BackwardGraph,
+    channels_last: tuple[int, ...] = (),
+    threads: int = 1,
+    batch_shape: tuple[int, ...] = (),
 ) -> InFlight:
     """Return the bytes on their way at each node of a graph; tensors of unknown shape count as zero.
 
@@ -79,6 +83,8 @@ def in_flight(
         See `SavedTensors.channels_last`, for each node; zero by default.
     threads : int
         Number of torch threads.
+    batch_shape : tuple of int
+        Shape of the model's input.
     """
     count = len(graph.nodes)
     sizes = [_FLOAT * float(math.prod(node.shape)) if node.shape else 0.0 for node in graph.nodes]
@@ -104,7 +110,9 @@ def in_flight(
                 # The position of each maximum, in eight bytes, is computed even if it is not needed.
                 at_once += 2 * sizes[index]
             if "Convolution" in node.name:
-                orders[index] = each = reordered_bytes(graph, node, last[index], threads)
+                orders[index] = each = reordered_bytes(
+                    graph, node, last[index], threads, batch_shape
+                )
                 at_once += each.inference
             inference = max(inference, at_once)
     started, ended, made = (np.zeros(count + 1) for _ in range(3))
@@ -242,7 +250,12 @@ def node_table(profile: CostProfile) -> NodeTable:
         + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
         saved.beside if saved.beside.size else np.zeros((2, len(nodes))),
         # Computed here once per profile, because hashing a graph goes over all of its nodes.
-        in_flight(profile.graph, tuple(saved.channels_last.tolist()), profile.key.threads),
+        in_flight(
+            profile.graph,
+            tuple(saved.channels_last.tolist()),
+            profile.key.threads,
+            tuple(profile.key.batch_shape),
+        ),
     )
 
 
@@ -284,7 +297,7 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
     lean = len(profile.node_lean) and profile.node_lean[index] == LeanKind.CONVOLUTION
     if not lean or mode.kind in ("full", "bias"):
         return None
-    given = profile.graph.nodes[node.inputs[0]].shape if node.inputs else ()
+    given = entering_shape(profile.graph, node, tuple(profile.key.batch_shape))
     if len(given) != 4:
         return None
     if mode.kind == "channels":

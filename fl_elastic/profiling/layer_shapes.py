@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_elastic.groups.graph import BackwardGraph, GroupKind
-from fl_elastic.profiling.reordered_copies import is_transposed
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
 
+STRIDED = 1.5
+"""Least ratio of the positions of its two maps at which a convolution counts as strided."""
 Size = tuple[int, int]
 
 
@@ -81,8 +82,8 @@ def _layer(
     graph: BackwardGraph, index: int, place: int, batch: int, input_shape: Sequence[int]
 ) -> LayerShape | None:
     group, node = graph.groups[index], graph.nodes[place]
-    weight = next((shape for shape in group.shapes if len(shape) > 1), ())
-    given = graph.nodes[node.inputs[0]].shape if node.inputs else tuple(input_shape)
+    weight = weight_shape(graph, node)
+    given = entering_shape(graph, node, tuple(input_shape))
     if group.kind is GroupKind.LINEAR and len(weight) == 2 and node.shape:
         rows = max(1, math.prod(node.shape[:-1]) // batch)
         outputs = node.shape[-1]
@@ -106,6 +107,50 @@ def _layer(
         in_size=_pair(given[2:]),
         out_size=_pair(node.shape[2:]),
     )
+
+
+def weight_shape(graph: BackwardGraph, node: BackwardNode) -> tuple[int, ...]:
+    """Return the shape of a layer's weight; (0,) if no group owns it, as below a cut."""
+    if node.group is None:
+        return (0,)
+    return max(graph.groups[node.group].shapes, key=math.prod)
+
+
+def entering_shape(
+    graph: BackwardGraph, node: BackwardNode, input_shape: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """Return the shape of what a layer reads: a deeper operation's output, or the model's input; empty if unknown.
+
+    The graph does not contain the model's input. A first convolution reads something else if it has another number
+    of axes or channels, or if its output is larger, as where a model enlarges its input.
+    """
+    if node.inputs:
+        return graph.nodes[node.inputs[0]].shape
+    weight, leaving = weight_shape(graph, node), node.shape
+    if len(weight) < 3 or not input_shape:
+        return input_shape
+    if len(input_shape) != len(weight) or len(leaving) != len(weight):
+        return ()
+    if weight[0] != leaving[1]:
+        return input_shape if weight[0] == input_shape[1] else ()
+    fits = input_shape[1] % weight[1] == 0
+    return (
+        input_shape if fits and positions_of(leaving) <= STRIDED * positions_of(input_shape) else ()
+    )
+
+
+def is_transposed(
+    weight: tuple[int, ...], entering: tuple[int, ...], leaving: tuple[int, ...]
+) -> bool:
+    """Return whether the first axis of a convolution's weight runs over input channels, as far as shapes show."""
+    if weight[0] and weight[0] != leaving[1]:
+        return True
+    return positions_of(leaving) > STRIDED * positions_of(entering) > 0
+
+
+def positions_of(shape: tuple[int, ...]) -> int:
+    """Return the number of positions of a map, batch and channels first; 0 if it has none."""
+    return math.prod(shape[2:]) if len(shape) > 2 else 0
 
 
 def _batch(graph: BackwardGraph, input_shape: Sequence[int]) -> int:

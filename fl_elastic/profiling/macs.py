@@ -9,8 +9,8 @@ import numpy as np
 
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
+from fl_elastic.profiling.layer_shapes import entering_shape, is_transposed, weight_shape
 from fl_elastic.profiling.profile import Mask, Seconds
-from fl_elastic.profiling.reordered_copies import is_transposed
 
 
 def node_macs(graph: BackwardGraph) -> Seconds:
@@ -53,7 +53,7 @@ def backward_macs(graph: BackwardGraph, modes: Sequence[Mode]) -> float:
     for index, macs in enumerate(node_macs(graph).tolist()):
         group = graph.nodes[index].group
         mode = Mode.FROZEN if group is None else modes[group]
-        shape = () if group is None else _weight_shape(graph, group)
+        shape = weight_shape(graph, graph.nodes[index])
         filtered = 1 / (mode.patch**2 * math.prod(shape[2:]))
         if passing[index]:
             total += macs * (filtered if mode.filters_input else 1.0)
@@ -85,20 +85,15 @@ def _macs_of(graph: BackwardGraph, index: int) -> float:
     if group.kind is not GroupKind.CONV:
         return 0.0
     positions = math.prod(node.shape[2:])
-    given = graph.nodes[node.inputs[0]].shape if node.inputs else ()
+    given = entering_shape(graph, node)
     # A transposed convolution has one product per input position.
-    if len(given) > 2 and is_transposed(_weight_shape(graph, node.group), given, node.shape):
+    if len(given) > 2 and is_transposed(weight_shape(graph, node), given, node.shape):
         positions = math.prod(given[2:])
     return float(weights * node.shape[0] * positions)
 
 
-def _weight_shape(graph: BackwardGraph, group: int) -> tuple[int, ...]:
-    shapes = [shape for shape in graph.groups[group].shapes if len(shape) > 1]
-    return shapes[0] if shapes else ()
-
-
 def _channel_share(shape: tuple[int, ...], mode: Mode) -> float:
-    if not shape:
+    if len(shape) < 2:
         return 0.0
     channels = shape[0] if mode.axis != "in" or shape[1] == 1 else shape[1]
     return mode.channel_count(channels) / channels

@@ -6,6 +6,13 @@ import math
 from dataclasses import dataclass
 
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
+from fl_elastic.profiling.layer_shapes import (
+    STRIDED,
+    entering_shape,
+    is_transposed,
+    positions_of,
+    weight_shape,
+)
 
 _FLOAT = 4
 _BLOCK = 16
@@ -15,8 +22,6 @@ _SMALL_KERNEL = 3
 _FIRST_CHANNELS = 3
 # Largest single example, in numbers, that torch convolves without oneDNN.
 _BY_ITSELF = 20_480
-# Least ratio of the positions of the two maps at which a convolution counts as strided.
-_STRIDED = 1.5
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,11 @@ class ReorderedBytes:
 
 
 def reordered_bytes(
-    graph: BackwardGraph, node: BackwardNode, channels_last: int = 0, threads: int = 1
+    graph: BackwardGraph,
+    node: BackwardNode,
+    channels_last: int = 0,
+    threads: int = 1,
+    batch_shape: tuple[int, ...] = (),
 ) -> ReorderedBytes:
     """Return the bytes of a convolution's reordered copies.
 
@@ -58,15 +67,16 @@ def reordered_bytes(
         See `SavedTensors.channels_last`: maps in this format are not reordered.
     threads : int
         Number of torch threads.
+    batch_shape : tuple of int
+        Shape of the model's input, which a first layer reads.
     """
-    weight = _weight(graph, node)
-    given = [graph.nodes[below].shape for below in node.inputs]
-    entering, leaving = (given[0] if given else ()), node.shape
+    weight = weight_shape(graph, node)
+    entering, leaving = entering_shape(graph, node, batch_shape), node.shape
     if len(leaving) < 3:
         return ReorderedBytes()
     turned = is_transposed(weight, entering, leaving)
     picture, features = (leaving, entering) if turned else (entering, leaving)
-    strided = _places(picture) > _STRIDED * _places(features) > 0
+    strided = positions_of(picture) > STRIDED * positions_of(features) > 0
     kernel, filters = max(weight[2:], default=2), float(_FLOAT * math.prod(weight))
     if kernel == 1 and not strided and threads == 1 and leaving[0] < _BLOCK:
         return ReorderedBytes()
@@ -124,24 +134,8 @@ def _of_last(weight: tuple[int, ...], entering: tuple[int, ...]) -> float:
     return 0.0 if small else _BLOCK**2 * filters
 
 
-def _weight(graph: BackwardGraph, node: BackwardNode) -> tuple[int, ...]:
-    """Return the shape of a convolution's weight; (0,) if no group owns it, as below a cut."""
-    if node.group is None:
-        return (0,)
-    return max(graph.groups[node.group].shapes, key=math.prod)
-
-
 def _is_depthwise(weight: tuple[int, ...]) -> bool:
     return len(weight) > 2 and weight[1] == 1 and weight[0] > 1
-
-
-def is_transposed(
-    weight: tuple[int, ...], entering: tuple[int, ...], leaving: tuple[int, ...]
-) -> bool:
-    """Return whether the first axis of a convolution's weight runs over input channels, as far as shapes show."""
-    if weight[0] and weight[0] != leaving[1]:
-        return True
-    return _places(leaving) > _STRIDED * _places(entering) > 0
 
 
 def _is_small(entering: tuple[int, ...], leaving: tuple[int, ...]) -> bool:
@@ -151,10 +145,6 @@ def _is_small(entering: tuple[int, ...], leaving: tuple[int, ...]) -> bool:
 
 def _channels(shape: tuple[int, ...]) -> int:
     return shape[1] if len(shape) > 1 else 0
-
-
-def _places(shape: tuple[int, ...]) -> int:
-    return math.prod(shape[2:]) if len(shape) > 2 else 0
 
 
 def _blocked(shape: tuple[int, ...]) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
@@ -90,6 +90,25 @@ def test_a_transposed_convolution_counts_its_input(channels: int, groups: int) -
 def backward_of(graph: BackwardGraph, **modes: Mode) -> float:
     named = {name.strip("_"): mode for name, mode in modes.items()}
     return backward_macs(graph, [named.get(g.name, Mode.FROZEN) for g in graph.groups])
+
+
+class Enlarged(nn.Module):
+    """A convolution on a picture of bytes, enlarged before; no gradient flows to these, so no node shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(interpolate(x.float(), scale_factor=2)).flatten(1)
+        return out
+
+
+def test_a_first_layer_may_read_an_enlarged_input() -> None:
+    shape = (2, 3, 8, 8)
+    graph = traced(Enlarged(), torch.zeros(shape, dtype=torch.uint8))
+    (layer,) = group_layers(graph, shape).values()
+    assert (layer.in_channels, layer.in_size, layer.out_size) == (3, (16, 16), (16, 16))
 
 
 def test_backward_counts_the_way_and_the_trained_share() -> None:

@@ -64,7 +64,12 @@ def first_channels(model: nn.Sequential) -> int:
 )
 @pytest.mark.parametrize(
     ("seed", "examples"),
-    slow_unless(lambda seed, _: seed < 4, [(seed, (1, 8)[seed % 2]) for seed in range(12)]),
+    slow_unless(
+        lambda seed, _: seed < 4 or seed == 4008,
+        # The last ones read one example of 24 to 64 channels, which the graph does not contain.
+        [(seed, (1, 8)[seed % 2]) for seed in range(12)]
+        + [(seed, 1) for seed in (4008, 4035, 4036)],
+    ),
 )
 def test_chains_need_what_they_take(seed: int, examples: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)

@@ -10,6 +10,7 @@ from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.layer_shapes import entering_shape
 
 
 @POLICIES.register("gradient_filter")
@@ -86,5 +87,5 @@ def _is_shortcut(graph: BackwardGraph, index: int) -> bool:
     node = graph.nodes[graph.group_nodes()[index][-1]]
     shapes = graph.groups[index].shapes
     pointwise = any(len(shape) == 4 and shape[2:] == (1, 1) for shape in shapes)
-    given = graph.nodes[node.inputs[0]].shape if node.inputs else ()
+    given = entering_shape(graph, node)
     return pointwise and len(given) == 4 and len(node.shape) == 4 and given[2] > node.shape[2]
