@@ -116,7 +116,7 @@ def as_vector(sums: HeadSums) -> _Floats:
 
 
 def of_vector(vector: _Floats, weight: str, shape: Sequence[int], classes: bool) -> HeadSums:
-    """Return the sums of the vector of `as_vector`, for a layer with a weight of this shape.
+    """Return the sums that `as_vector` made into this vector, for a layer with a weight of this shape.
 
     Raises
     ------

@@ -40,7 +40,7 @@ EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @runtime_checkable
 class Remembering(Protocol):
-    """An object with a state: a dataclass that `fl_elastic.state.codec` supports."""
+    """An object whose state goes into the checkpoint, as a dataclass that `fl_elastic.state.codec` supports."""
 
     def to_state(self) -> Any:
         """Return the state that must survive a restart; always of the same class."""
@@ -186,7 +186,7 @@ def _restore(strategy: Strategy, state: Archive, begun: Mapping[str, str]) -> No
         value = _own(owner, name)
         keeps = getattr(owner, "keeps", None)
         if keeps is not None and (name not in keeps or kind != "object"):
-            raise CheckpointError(f"{where[:80]!r} is nothing that {type(owner).__name__} keeps")
+            raise CheckpointError(f"{type(owner).__name__} keeps no state named {where[:80]!r}")
         if any(array.dtype.kind not in "biuf" for array in entries.values()):
             raise CheckpointError(f"{where[:80]!r} holds something other than numbers")
         if kind == "object" and isinstance(value, Remembering) and not isinstance(value, Strategy):

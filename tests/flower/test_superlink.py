@@ -112,7 +112,7 @@ def main(grid, context):
     (results / "rounds.json").write_text(json.dumps(rounds))
 """
 
-ROUND_SECONDS = 40
+ROUND_SECONDS = 90
 """Enough for two clients to start a process each, on a busy machine, for a round of a few steps."""
 
 
